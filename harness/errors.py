@@ -114,15 +114,15 @@ class FailOn(StrEnum):
     INVALID = "invalid"
 
 
-class Severity(StrEnum):
-    """What a finding means for the run."""
+class IssueLevel(StrEnum):
+    """What an issue means for the run."""
 
     WARNING = "warning"
     ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Issue:
     """Something noticed before an hour is spent, in one sentence, and what to do about it.
 
     Attributes:
@@ -132,7 +132,7 @@ class Finding:
         away: of an error: it may end by itself, so that a campaign waits for it between experiments.
     """
 
-    severity: Severity
+    severity: IssueLevel
     check: str
     message: str
     advice: str = ""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.analysis import bottleneck
-from harness.analysis.bottleneck import Finding
+from harness.analysis.bottleneck import Bottleneck
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.format import DASH, number, quantity, with_interval
 from harness.analysis.metrics.catalogue import ALL
@@ -64,7 +64,7 @@ class Variant:
     estimates: Mapping[str, Estimate]
     missing: Mapping[str, str]
     failure: str
-    finding: Finding | None
+    finding: Bottleneck | None
     kernels: Sequence[Sequence[Any]] = ()
 
     @property
@@ -220,7 +220,7 @@ def _variant(cell: Cell, values: Mapping[str, Any]) -> Variant:
     )
 
 
-def _finding(estimates: Mapping[str, Estimate], missing: Mapping[str, str]) -> Finding:
+def _finding(estimates: Mapping[str, Estimate], missing: Mapping[str, str]) -> Bottleneck:
     means = {_IN_BOTTLENECK.get(name, name): estimate.mean for name, estimate in estimates.items()}
     reasons = {_IN_BOTTLENECK.get(name, name): reason for name, reason in missing.items()}
     if "gpu_power_capped" in means:

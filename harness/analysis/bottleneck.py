@@ -160,7 +160,7 @@ RULES: tuple[Rule, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Bottleneck:
     """What holds a workload back.
 
     Attributes:
@@ -180,7 +180,7 @@ class Finding:
     missing: tuple[str, ...] = ()
 
 
-def find(figures: Figures, missing: Mapping[str, str]) -> Finding:
+def find(figures: Figures, missing: Mapping[str, str]) -> Bottleneck:
     """Name what holds a workload back.
 
     Args:
@@ -197,13 +197,13 @@ def find(figures: Figures, missing: Mapping[str, str]) -> Finding:
     lacking = _lacking([*rivals, *({first} & unknown)], figures, missing)
     if rivals or (first in unknown and least[first] < LEAST_SHARE):
         told = f" At least {_share(least[first])} of the time is {first}." if least[first] >= LEAST_SHARE else ""
-        return Finding((), f"Cannot tell what holds it back: figures are missing.{told}", shares, missing=lacking)
+        return Bottleneck((), f"Cannot tell what holds it back: figures are missing.{told}", shares, missing=lacking)
     if least[first] < LEAST_SHARE:
         told = ", ".join(f"{cause} {_share(least[cause])}" for cause in order[:3])
-        return Finding((), f"Nothing dominates: the largest shares of the time are {told}.", shares)
+        return Bottleneck((), f"Nothing dominates: the largest shares of the time are {told}.", shares)
     named = tuple(cause for cause in order if least[first] - least[cause] < SAME_WITHIN and least[cause] >= LEAST_SHARE)
     rules = [rule for cause in named for rule in RULES if rule.cause == cause]
-    return Finding(
+    return Bottleneck(
         named,
         ("Held back alike by " if len(named) > 1 else "Held back by ")
         + " and ".join(f"{cause} ({_share(least[cause])} of the time)" for cause in named)

@@ -22,7 +22,7 @@ _NOT_ASKED = "it was not recorded: the workload does not give it, or the campaig
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ParquetColumn:
     """One column.
 
     Attributes:
@@ -40,8 +40,8 @@ class Column:
     value: Callable[[Experiment], Any]
 
 
-def _figure(metric: ResultMetric) -> Column:
-    return Column(
+def _figure(metric: ResultMetric) -> ParquetColumn:
+    return ParquetColumn(
         metric.column,
         "double",
         metric.unit,
@@ -59,8 +59,8 @@ def _missing(experiment: Experiment) -> str:
     return json.dumps(reasons, ensure_ascii=False)
 
 
-def _about(name: str, kind: str, unit: str, description: str, value: Callable[[Manifest], Any]) -> Column:
-    return Column(name, kind, unit, description, lambda experiment: value(experiment.data.manifest))
+def _about(name: str, kind: str, unit: str, description: str, value: Callable[[Manifest], Any]) -> ParquetColumn:
+    return ParquetColumn(name, kind, unit, description, lambda experiment: value(experiment.data.manifest))
 
 
 def _lowest(values: Iterable[float | None]) -> float | None:
@@ -107,9 +107,11 @@ _ABOUT = (
     _about("repeat", "int64", "", "Which repeat, from 1.", lambda made: made.experiment.repeat),
     _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", lambda made: made.verdict.status.value),
     _about("verdict_reasons", "string", "", "Why it is not VALID.", lambda made: "; ".join(made.verdict.reasons)),
-    Column("used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", lambda each: each.used),
+    ParquetColumn(
+        "used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", lambda each: each.used
+    ),
     _about("recording_start", _TIME, "UTC", "First row of the recording.", lambda made: round(made.start_s * 1000)),
-    Column(
+    ParquetColumn(
         "recording_seconds", "double", "s", "From the first row to the last.", lambda each: max(0, each.data.duration_s)
     ),
     _about("batch_size", "int64", "", "Inputs in one request.", lambda made: made.experiment.workload.batch_size),
@@ -151,10 +153,10 @@ _ABOUT = (
     ),
 )
 
-COLUMNS: tuple[Column, ...] = (
+COLUMNS: tuple[ParquetColumn, ...] = (
     *_ABOUT,
     *map(_figure, ALL.values()),
-    Column(REASONS, "string", "", "JSON object: each column of figures that is null, and why.", _missing),
+    ParquetColumn(REASONS, "string", "", "JSON object: each column of figures that is null, and why.", _missing),
 )
 
 

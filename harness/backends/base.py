@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.clock import Clock
-from harness.errors import Finding, ReasonCode
+from harness.errors import Issue, ReasonCode
 from harness.metrics.catalogue import Metric
 from harness.metrics.rows import RowSink
 from harness.metrics.summary import Recording
@@ -180,7 +180,7 @@ class Backend(Protocol):
 
     name: str
 
-    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:
+    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:
         """What would keep these experiments from running, looked at without starting anything."""
         ...
 
@@ -200,7 +200,7 @@ class Backend(Protocol):
         abort: threading.Event,
         send: Send | None = None,
         notice: Notify = unheard,
-    ) -> Sequence[Finding]:
+    ) -> Sequence[Issue]:
         """Before the first experiment of a run: whatever can only be known from a running replica.
 
         Args:

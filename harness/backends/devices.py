@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.errors import BackendError, Finding, Severity, counted
+from harness.errors import BackendError, Issue, IssueLevel, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
 from harness.sharing.modes import mode_of
 from harness.spec import Device, ExperimentSpec, WorkloadSpec
@@ -123,10 +123,10 @@ def deal_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[tupl
     return dealt
 
 
-def check_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+def check_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
     """What would keep replicas from CPUs of their own, or have them far from their GPU."""
     if _wanted(experiment) > len(os.sched_getaffinity(0)):
-        yield Finding(Severity.ERROR, "cpus", _too_few(experiment), _ADVICE)
+        yield Issue(IssueLevel.ERROR, "cpus", _too_few(experiment), _ADVICE)
         return
     on = places(experiment, gpus)
     far = [
@@ -137,7 +137,7 @@ def check_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator
     ]
     if far:
         message = f"{counted(len(far), 'replica', 'get')} CPUs that are not near their GPU: those that are do not suffice for all."
-        yield Finding(Severity.WARNING, "cpus", message, _ADVICE)
+        yield Issue(IssueLevel.WARNING, "cpus", message, _ADVICE)
 
 
 def _seated(experiment: ExperimentSpec) -> list[WorkloadSpec]:

@@ -19,7 +19,7 @@ from harness.backends.local_replica import LocalReplica, ReplicaSlot, import_pat
 from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end, end_strays
 from harness.cgroup import Cgroup
 from harness.clock import Clock, SystemClock
-from harness.errors import BackendError, Finding, ReasonCode, ReplicaDiedError
+from harness.errors import BackendError, Issue, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
@@ -52,7 +52,7 @@ class LocalBackend:
         self._campaign_id = campaign_id
         self._clock = clock or SystemClock()
 
-    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:
+    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:
         """Memory, GPU, factories and rivals for the experiments, looked at without starting anything."""
         return check_machine(experiments)
 
@@ -75,7 +75,7 @@ class LocalBackend:
         abort: threading.Event,  # noqa: ARG002
         send: Send | None = None,  # noqa: ARG002
         notice: Notify = unheard,  # noqa: ARG002
-    ) -> Sequence[Finding]:
+    ) -> Sequence[Issue]:
         """Nothing: what a replica of this machine shows is seen when it is deployed."""
         return ()
 

@@ -15,7 +15,7 @@ from harness.backends.devices import check_cpus, nvml_names_our_processes, place
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.cgroup import Cgroup
-from harness.errors import Finding, ReasonCode, Severity, counted
+from harness.errors import Issue, IssueLevel, ReasonCode, counted
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
 from harness.sharing.modes import mode_of
@@ -56,7 +56,7 @@ OWN_GB = 0.2
 BUSY_SHARE = 0.5
 
 
-def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
+def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Issue]:
     """Findings for the whole list; equal ones are said once."""
     gpus, why_none = gpu_facts()
     findings = [
@@ -83,7 +83,7 @@ def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
     ]
 
 
-def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
+def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Issue]:
     return [
         *_check_device(workload, gpus, why_none),
         *_check_extras(workload),
@@ -93,7 +93,7 @@ def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: 
     ]
 
 
-def _check_extras(workload: WorkloadSpec) -> list[Finding]:
+def _check_extras(workload: WorkloadSpec) -> list[Issue]:
     """What the replica imports and the base installation leaves out."""
     needs = [] if workload.own else ["torch", "safetensors"]
     if workload.server is not None and workload.server.protocol is Protocol.OIP_GRPC:
@@ -101,8 +101,8 @@ def _check_extras(workload: WorkloadSpec) -> list[Finding]:
     if workload.scenario is not None:
         needs += ["fastapi", "uvicorn"] if workload.scenario.kind is ScenarioKind.HTTP else ["mlperf_loadgen"]
     return [
-        Finding(
-            Severity.ERROR,
+        Issue(
+            IssueLevel.ERROR,
             "packages",
             f"the workload {workload.family} needs {module}, which is not installed.",
             f"Install it: {advice_on(module)}",
@@ -111,14 +111,14 @@ def _check_extras(workload: WorkloadSpec) -> list[Finding]:
     ]
 
 
-def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
+def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Issue]:
     if gpus and workload.server and workload.device is Device.CUDA and not nvml_names_our_processes():
         message = (
             f"whether the server of the workload {workload.name} is on the GPU will not be checked: this is a container "
             "that numbers its processes by itself."
         )
         return [
-            Finding(Severity.WARNING, "gpu", message, "Share the host's process ids with it (docker run --pid=host).")
+            Issue(IssueLevel.WARNING, "gpu", message, "Share the host's process ids with it (docker run --pid=host).")
         ]
     wishes = {
         "device cuda": workload.device is Device.CUDA,
@@ -130,8 +130,8 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
         return []
     message = f"the workload {workload.family} asks for {wish}, and there is no GPU here ({why_none})."
     return [
-        Finding(
-            Severity.ERROR,
+        Issue(
+            IssueLevel.ERROR,
             "gpu",
             message,
             "Install NVIDIA's driver until nvidia-smi lists the GPU, or set device: cpu and execution: eager, without a stream_priority.",
@@ -139,7 +139,7 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
     ]
 
 
-def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Finding]:
+def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Issue]:
     free_bytes, left_bytes = psutil.virtual_memory().available, Cgroup().memory_free_bytes()
     what = "memory"
     if left_bytes is not None and left_bytes < free_bytes:
@@ -177,9 +177,7 @@ def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:
     return first_gb + further_gb * (workload.batch_size - 1)
 
 
-def _too_little(
-    workloads: Sequence[tuple[WorkloadSpec, int]], what: str, table: Needs, free_gb: float
-) -> Finding | None:
+def _too_little(workloads: Sequence[tuple[WorkloadSpec, int]], what: str, table: Needs, free_gb: float) -> Issue | None:
     needed_gb = sum(_gigabytes(workload, table) * replicas for workload, replicas in workloads)
     if needed_gb <= free_gb:
         return None
@@ -187,8 +185,8 @@ def _too_little(
     need = "needs" if sum(replicas for _, replicas in workloads) == 1 else "need"
     each = " and ".join(f"{_gigabytes(workload, table):g}" for workload, _ in workloads)
     message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
-    return Finding(
-        Severity.ERROR,
+    return Issue(
+        IssueLevel.ERROR,
         what if table is GPU_GB else "memory",
         message,
         "Use fewer replicas, end other programs, or set memory_gb when you know better.",
@@ -196,7 +194,7 @@ def _too_little(
     )
 
 
-def _check_factory(workload: WorkloadSpec) -> list[Finding]:
+def _check_factory(workload: WorkloadSpec) -> list[Issue]:
     if workload.factory is None:
         return []
     module = workload.factory.partition(":")[0]
@@ -206,7 +204,7 @@ def _check_factory(workload: WorkloadSpec) -> list[Finding]:
         f"the workload {workload.family} is {workload.factory}, and no module {module} can be found from {Path.cwd()}."
     )
     return [
-        Finding(Severity.ERROR, "factory", message, "Start the harness in the folder that holds it, or set PYTHONPATH.")
+        Issue(IssueLevel.ERROR, "factory", message, "Start the harness in the folder that holds it, or set PYTHONPATH.")
     ]
 
 
@@ -224,13 +222,13 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _check_checkpoint(workload: WorkloadSpec) -> list[Finding]:
+def _check_checkpoint(workload: WorkloadSpec) -> list[Issue]:
     if workload.checkpoint is None or Path(workload.checkpoint).exists():
         return []
     message = f"the workload {workload.family} loads {workload.checkpoint}, and there is nothing there."
     return [
-        Finding(
-            Severity.ERROR,
+        Issue(
+            IssueLevel.ERROR,
             "checkpoint",
             message,
             "Give the path of a local file or folder, from where the harness is started.",
@@ -238,21 +236,21 @@ def _check_checkpoint(workload: WorkloadSpec) -> list[Finding]:
     ]
 
 
-def _check_quota() -> list[Finding]:
+def _check_quota() -> list[Issue]:
     usable, quota = len(os.sched_getaffinity(0)), Cgroup().limits().cpus
     if quota is None or quota >= usable:
         return []
     message = (
         f"the cgroup's quota gives {quota:g} of {usable} CPUs: whoever uses more is stopped for the rest of its period."
     )
-    return [Finding(Severity.WARNING, "cpus", message, "Raise the quota, for numbers of the whole machine.")]
+    return [Issue(IssueLevel.WARNING, "cpus", message, "Raise the quota, for numbers of the whole machine.")]
 
 
-def _check_rivals() -> list[Finding]:
+def _check_rivals() -> list[Issue]:
     load_1min, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load_1min <= BUSY_SHARE * usable:
         return []
     message = (
         f"other work runs on this machine (load {load_1min:.1f} on {usable} CPUs) and will be measured with yours."
     )
-    return [Finding(Severity.WARNING, "load", message, "Wait until it is done, for numbers to be compared.")]
+    return [Issue(IssueLevel.WARNING, "load", message, "Wait until it is done, for numbers to be compared.")]

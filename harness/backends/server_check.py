@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.backends.local_replica import import_paths
-from harness.errors import Finding, Severity
+from harness.errors import Issue, IssueLevel
 from harness.extras import absent, advice_on
 from harness.spec import ServerSpec, WorkloadSpec
 from harness.spec.replica import ReplicaSpec
@@ -24,7 +24,7 @@ READER = (sys.executable, "-m", "harness.replica.engine")
 _PORTS = {"http": 80, "https": 443}
 
 
-def check_server(name: str, server: ServerSpec) -> list[Finding]:
+def check_server(name: str, server: ServerSpec) -> list[Issue]:
     """Program, file of requests, key; address and certificate of one that runs already.
 
     Args:
@@ -34,13 +34,13 @@ def check_server(name: str, server: ServerSpec) -> list[Finding]:
     return _said(name, _faults(server)) + [found for url in server.url if (found := _unreachable(name, url))]
 
 
-def check_files(name: str, server: ServerSpec) -> list[Finding]:
+def check_files(name: str, server: ServerSpec) -> list[Issue]:
     """Whether the files that a server's requests are made of can be read on this machine; of a workload called ``name``."""
     return _said(name, _faults_of_files(server))
 
 
-def _said(name: str, faults: Iterable[tuple[str, str]]) -> list[Finding]:
-    return [Finding(Severity.ERROR, "server", f"the workload {name} {what}", advice) for what, advice in faults]
+def _said(name: str, faults: Iterable[tuple[str, str]]) -> list[Issue]:
+    return [Issue(IssueLevel.ERROR, "server", f"the workload {name} {what}", advice) for what, advice in faults]
 
 
 def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
@@ -73,7 +73,7 @@ def _why_not_asked(server: ServerSpec) -> str:
     return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""
 
 
-def _unreachable(name: str, url: str) -> Finding | None:
+def _unreachable(name: str, url: str) -> Issue | None:
     """Why the address takes no connection, or shows a certificate that nobody vouches for; None where all is well."""
     parts = urlsplit(url)
     asks = f"the workload {name} asks {url}, "
@@ -87,8 +87,8 @@ def _unreachable(name: str, url: str) -> Finding | None:
             "It must be of this address, and its authority's in the file that SSL_CERT_FILE names "
             f"({os.environ.get('SSL_CERT_FILE') or 'not set'})."
         )
-        return Finding(Severity.ERROR, "server", message, advice)
+        return Issue(IssueLevel.ERROR, "server", message, advice)
     except OSError as error:
         message = f"{asks}which cannot be reached: {error.strerror or error}."
-        return Finding(Severity.ERROR, "server", message, "Start it, or mend `server.url`.", away=True)
+        return Issue(IssueLevel.ERROR, "server", message, "Start it, or mend `server.url`.", away=True)
     return None

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from harness.campaign.plan import certain
 from harness.campaign.source import read_source
 from harness.cgroup import Cgroup
-from harness.errors import Finding, Severity, UsageError
+from harness.errors import Issue, IssueLevel, UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
 from harness.metrics.nvml import gpu_facts
 from harness.spec import ExperimentSpec, KubernetesSpec
@@ -66,7 +66,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
             f"the Prometheus Operator is there, and no PodMonitor that it heeds names replicas in {spec.namespace}."
         )
         advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
-        findings.append(Finding(Severity.WARNING, "pod monitor", message, advice))
+        findings.append(Issue(IssueLevel.WARNING, "pod monitor", message, advice))
     lends = f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit"
     if spec.by_claims:
         lends = "have GPUs for claims"
@@ -109,11 +109,11 @@ def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec
         raise UsageError(f"{namespace!r} is no name of a namespace.", advice="E.g. --namespace inference") from error
 
 
-def _of_cluster(name: str, kinds: Collection[str], found: str, findings: Sequence[Finding]) -> Check:
+def _of_cluster(name: str, kinds: Collection[str], found: str, findings: Sequence[Issue]) -> Check:
     own = [finding for finding in findings if finding.check in kinds]
     messages = " ".join(finding.message for finding in own)
     advice = " ".join(dict.fromkeys(finding.advice for finding in own if finding.advice))
-    return Check(name, not own, any(finding.severity is Severity.ERROR for finding in own), messages or found, advice)
+    return Check(name, not own, any(finding.severity is IssueLevel.ERROR for finding in own), messages or found, advice)
 
 
 _RAISE = "The kernel stops whoever uses more. Raise the quota (docker --cpus, limits of the pod, CPUQuota of the unit)."

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from harness.campaign.plan import expand
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.metrics.nvml import gpu_facts
 from harness.sharing.modes import ANYWHERE, mode_of
 from harness.spec import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
@@ -72,7 +72,7 @@ def _with_the_modes_here(text: str, spec: CampaignSpec) -> str:
     refused: dict[Sharing, str] = {}
     for experiment in expand(spec):
         for finding in mode_of(experiment.sharing).check(experiment, gpus, why_none):
-            if finding.severity is Severity.ERROR:
+            if finding.severity is IssueLevel.ERROR:
                 refused.setdefault(experiment.sharing, finding.message)
     left = [mode.value for mode in spec.sharing if mode not in refused] or [ANYWHERE.sharing.value]
     reasons = [refused[mode] for mode in spec.sharing if mode in refused]

@@ -11,20 +11,20 @@ from harness.backends.base import IMAGE, Backend, make_backend
 from harness.campaign.folder import CampaignFolder, create
 from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, most
 from harness.campaign.source import CampaignSource
-from harness.errors import AwayError, Finding, ImageError, PreflightError, ReasonCode, Severity
+from harness.errors import AwayError, ImageError, Issue, IssueLevel, PreflightError, ReasonCode
 from harness.spec import ExperimentSpec
 
 DISK_RESERVE_BYTES = 200_000_000
 
 
-def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend) -> list[Finding]:
+def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend) -> list[Issue]:
     """Everything that speaks against running ``experiments`` into ``results``; nothing is started or written."""
     return [*_check_folder(results), *_check_disk(experiments, results), *backend.check(experiments)]
 
 
-def refuse_errors(findings: Sequence[Finding]) -> None:
+def refuse_errors(findings: Sequence[Issue]) -> None:
     """Raise PreflightError when one of the findings is an error; names all of them."""
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    errors = [finding for finding in findings if finding.severity is IssueLevel.ERROR]
     if errors:
         raise PreflightError(
             " ".join(finding.message for finding in errors),
@@ -33,7 +33,7 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
         )
 
 
-def refuse_under_way(findings: Sequence[Finding]) -> None:
+def refuse_under_way(findings: Sequence[Issue]) -> None:
     """Do the same for a campaign under way.
 
     Raises:
@@ -44,7 +44,7 @@ def refuse_under_way(findings: Sequence[Finding]) -> None:
     try:
         refuse_errors(findings)
     except PreflightError as error:
-        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        errors = [finding for finding in findings if finding.severity is IssueLevel.ERROR]
         if all(finding.away for finding in errors):
             raise AwayError(error.message, advice=error.advice) from error
         if any(finding.check == IMAGE for finding in errors):
@@ -58,7 +58,7 @@ def existing_parent(path: Path) -> Path:
     return next(parent for parent in [path, *path.parents] if parent.exists())
 
 
-def _check_folder(results: Path) -> list[Finding]:
+def _check_folder(results: Path) -> list[Issue]:
     parent = existing_parent(results)
     if not parent.is_dir():
         message = f"the results folder {results} cannot be made: {parent} is a file."
@@ -66,22 +66,22 @@ def _check_folder(results: Path) -> list[Finding]:
         message = f"the results folder {results} cannot be written: no write access to {parent}."
     else:
         return []
-    return [Finding(Severity.ERROR, "results", message, "Choose another folder with --results.")]
+    return [Issue(IssueLevel.ERROR, "results", message, "Choose another folder with --results.")]
 
 
-def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Finding]:
+def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Issue]:
     needed = estimate(experiments).disk_bytes + DISK_RESERVE_BYTES
     free = shutil.disk_usage(existing_parent(results)).free
     if free >= needed:
         return []
     # The upper estimate may be far above the truth; only the next experiment's share is refused outright.
     largest = max((estimate([experiment]).disk_bytes for experiment in experiments), default=0) + DISK_RESERVE_BYTES
-    severity = Severity.ERROR if free < largest else Severity.WARNING
+    severity = IssueLevel.ERROR if free < largest else IssueLevel.WARNING
     message = (
         f"{free / 1e9:.1f} GB are free for {results}: the plan may write up to {at_most_gb(needed - DISK_RESERVE_BYTES)}, "
         f"and {at_most_gb(DISK_RESERVE_BYTES)} have to stay free."
     )
-    return [Finding(severity, "disk", message, "Free some space, or choose another disk with --results.")]
+    return [Issue(severity, "disk", message, "Free some space, or choose another disk with --results.")]
 
 
 def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:
@@ -96,7 +96,7 @@ def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable
     """
     check_limits(source.spec, most(source.spec))
     findings = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
-    for finding in findings if force else [each for each in findings if each.severity is not Severity.ERROR]:
+    for finding in findings if force else [each for each in findings if each.severity is not IssueLevel.ERROR]:
         say(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
     if not force:
         refuse_errors(findings)

@@ -13,12 +13,12 @@ from harness.errors import (
     DegradedError,
     ExperimentsFailedError,
     FailOn,
-    Finding,
     HarnessError,
+    Issue,
+    IssueLevel,
     ObjectiveMissedError,
     PreflightError,
     RegressionError,
-    Severity,
     UsageError,
 )
 from harness.results.manifest import Status
@@ -96,7 +96,7 @@ class Thresholds:
         """The same for a command that runs experiments, which fails on INVALID ones in any case."""
         return replace(self, wanted=self.wanted | {FailOn.INVALID})
 
-    def of_plan(self, spec: CampaignSpec, findings: Sequence[Finding]) -> Judgement:
+    def of_plan(self, spec: CampaignSpec, findings: Sequence[Issue]) -> Judgement:
         """What is known before anything runs: what preflight found, and an objective that the recording is too short for."""
         failures: list[HarnessError] = []
         try:
@@ -109,7 +109,7 @@ class Thresholds:
                     " ".join(short), advice="Record longer, or ask at a higher rate, so that it can pass."
                 )
             )
-        warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+        warnings = [finding for finding in findings if finding.severity is IssueLevel.WARNING]
         if FailOn.DEGRADED in self.wanted and warnings:
             failures.append(
                 DegradedError(

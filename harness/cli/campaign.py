@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.campaign.runner import Outcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
-    from harness.errors import Finding
+    from harness.errors import Issue
     from harness.results.manifest import Status
     from harness.spec import CampaignSpec, Timing
 
@@ -439,7 +439,7 @@ def _at_most(spec: "CampaignSpec") -> str:
     return "At most " if spec.open_ended or spec.timing.stop_when_known is not None else ""
 
 
-def _finding(finding: "Finding") -> dict[str, str]:
+def _finding(finding: "Issue") -> dict[str, str]:
     return {
         "severity": finding.severity.value,
         "check": finding.check,
@@ -448,7 +448,7 @@ def _finding(finding: "Finding") -> dict[str, str]:
     }
 
 
-def _print_findings(findings: "list[Finding]") -> None:
+def _print_findings(findings: "list[Issue]") -> None:
     if not findings:
         output.sentence("preflight: nothing speaks against it.")
     for finding in findings:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from harness.errors import BackendError, Finding, Severity, counted
+from harness.errors import BackendError, Issue, IssueLevel, counted
 from harness.sharing.mode import Object, SharingMode
 from harness.sharing.modes import DIVIDED, MODES, WHOLE, mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
@@ -122,7 +122,7 @@ def choose(
 
 def check_sharing(
     nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Whether the GPUs are shared as the experiments say.
 
     Args:
@@ -138,7 +138,7 @@ def check_sharing(
                 message = (
                     f"sharing {mode.sharing.value} means nothing for replicas without a GPU (gpus_per_replica: 0)."
                 )
-                yield Finding(Severity.ERROR, "sharing", message, "Use time-slicing, or ask for a GPU.")
+                yield Issue(IssueLevel.ERROR, "sharing", message, "Use time-slicing, or ask for a GPU.")
         return
     lending = [node for node in nodes if spec.gpu_resource in ((node.get("status") or {}).get("allocatable") or {})]
     for experiment in experiments:
@@ -148,21 +148,21 @@ def check_sharing(
         yield from _check_node(node, observed(node, pods, spec), modes)
 
 
-def _check_node(node: Object, seen: Collection[Sharing], modes: Sequence[SharingMode]) -> Iterator[Finding]:
+def _check_node(node: Object, seen: Collection[Sharing], modes: Sequence[SharingMode]) -> Iterator[Issue]:
     name = node["metadata"]["name"]
     of_gke = _OF_GKE.get((node["metadata"].get("labels") or {}).get(GKE_LABEL, ""))
     if of_gke is not None and of_gke.gke_refusal:
         message = f"node {name} has {of_gke.gke_refusal}."
-        yield Finding(Severity.ERROR, "sharing", message, "Take a node pool with time-sharing, MIG, or whole GPUs.")
+        yield Issue(IssueLevel.ERROR, "sharing", message, "Take a node pool with time-sharing, MIG, or whole GPUs.")
         return
     for mode in modes:
         if not seen:
             message = f"node {name} does not show how its GPUs are shared: {mode.sharing.value} is taken on trust."
-            yield Finding(Severity.WARNING, "sharing", message)
+            yield Issue(IssueLevel.WARNING, "sharing", message)
         elif mode.sharing not in seen:
             message = f"node {name} shares its GPUs by {in_words(seen)}, and the campaign says {mode.sharing.value}."
             advice = f"Switch the cluster: {mode.switch_command}; or say what there is: `sharing: [{min(seen).value}]`."
-            yield Finding(Severity.ERROR, "sharing", message, advice)
+            yield Issue(IssueLevel.ERROR, "sharing", message, advice)
 
 
 def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> frozenset[Sharing]:

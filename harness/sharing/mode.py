@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from harness.errors import Finding, Severity, counted
+from harness.errors import Issue, IssueLevel, counted
 from harness.metrics.nvml import GpuFacts
 from harness.spec import Device, ExperimentSpec, MpsLimits, Sharing
 
@@ -110,7 +110,7 @@ class SharingMode:
         """Several processes compute on one GPU."""
         return self.takes_turns or self.concurrent
 
-    def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Finding]:
+    def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:
         """What keeps replicas of an experiment from sharing this machine's GPUs so; nothing is changed."""
         if not gpus:
             if self.needs_gpu:
@@ -135,11 +135,11 @@ class SharingMode:
         pids = sorted({pid for gpu in used for pid in gpu.processes})
         if pids:
             message = f"other processes compute on the GPU: {', '.join(map(str, pids))}."
-            severity = Severity.ERROR if self.own_gpu else Severity.WARNING
-            yield Finding(severity, "sharing", message, "End them, for numbers that mean what they say.")
+            severity = IssueLevel.ERROR if self.own_gpu else IssueLevel.WARNING
+            yield Issue(severity, "sharing", message, "End them, for numbers that mean what they say.")
         yield from self.check_gpus(experiment, gpus)
 
-    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
         """What speaks against these GPUs, of which the experiment uses the first."""
         if any(gpu.mig for gpu in gpus[: experiment.gpus]):
             message = f"the GPU is divided (MIG is on), and sharing {self.sharing.value} would use one instance of it."
@@ -177,7 +177,7 @@ class SharingMode:
         self,
         experiment: ExperimentSpec,  # noqa: ARG002 - see Mps
         nodes: Sequence[tuple[Object, int | None]],  # noqa: ARG002
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Issue]:
         """Whether a cluster's slices give a replica what it asks for.
 
         Args:
@@ -202,9 +202,9 @@ class SharingMode:
         return f"runs {'under' if under else 'without'} MPS"
 
 
-def refusal(message: str, advice: str) -> Finding:
+def refusal(message: str, advice: str) -> Issue:
     """What keeps an experiment from running."""
-    return Finding(Severity.ERROR, "sharing", message, advice)
+    return Issue(IssueLevel.ERROR, "sharing", message, advice)
 
 
 def gpu_config(strategy: str, **settings: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.errors import Finding, counted
+from harness.errors import Issue, counted
 from harness.metrics.nvml import GpuFacts
 from harness.sharing.mode import SharingMode, gpu_config, refusal
 from harness.sharing.mps import Mps
@@ -34,7 +34,7 @@ class TimeSlicing(SharingMode):
     strategy_label = "time-slicing"
     gke_strategy = "time-sharing"
 
-    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
         """Also whether the GPUs take more than one process."""
         used = gpus[: experiment.gpus]
         if "exclusive-process" in {gpu.compute_mode for gpu in used} and experiment.cell.processes > len(used):
@@ -60,7 +60,7 @@ class Mig(SharingMode):
     switch_command = "harness sharing exclusive --mig PROFILES"
     own_instance = True
 
-    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
         """Whether there are as many instances as replicas."""
         if not any(gpu.mig for gpu in gpus):
             message = f"sharing mig needs a GPU with MIG on, and {gpus[0].name} has it off or has none."
@@ -79,7 +79,7 @@ class AsFound(SharingMode):
     meaning = "servers that ran already, however they share"
     needs_gpu = False
 
-    def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Finding]:  # noqa: ARG002
+    def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:  # noqa: ARG002
         """Nothing: nothing is expected."""
         yield from ()
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from harness.errors import BackendError, Finding, ReasonCode, Severity, counted
+from harness.errors import BackendError, Issue, IssueLevel, ReasonCode, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts
 from harness.sharing.mode import Object, SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
 from harness.spec import ExperimentSpec, MpsLimits, Sharing
@@ -49,7 +49,7 @@ class Mps(SharingMode):
     gke_refusal = "GKE's MPS, for pods that share the node's IPC; replicas, which keep to `restricted`, do not"
     compute_mode = "Exclusive_Process"
 
-    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
         """Whether a daemon can be started for these GPUs, and whether they have what the limits promise."""
         used = gpus[: experiment.gpus]
         if shutil.which(CONTROL) is None:
@@ -83,7 +83,7 @@ class Mps(SharingMode):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{name}-*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def check_slices(self, experiment: ExperimentSpec, nodes: Sequence[tuple[Object, int | None]]) -> Iterator[Finding]:
+    def check_slices(self, experiment: ExperimentSpec, nodes: Sequence[tuple[Object, int | None]]) -> Iterator[Issue]:
         """Whether the limits are within the part of a GPU that the device plugin gives each slice."""
         if experiment.mps is not None:
             for node, slices in nodes:
@@ -273,34 +273,34 @@ def _may_serve(process: psutil.Process, gpus: Sequence[str]) -> bool:
     )
 
 
-def _check_limits(limits: MpsLimits, replicas: int, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+def _check_limits(limits: MpsLimits, replicas: int, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
     percentage = limits.percentage(replicas)
     if percentage is not None and percentage * replicas > 100.5:
         total = f"{percentage * replicas:g} %"
         message = f"{replicas} replicas of {percentage:g} % of the multiprocessors add up to {total}: they overlap."
         advice = "Give each 1/N (`mps: {share: 1/N}`) for parts that do not overlap."
-        yield Finding(Severity.WARNING, "sharing", message, advice)
+        yield Issue(IssueLevel.WARNING, "sharing", message, advice)
     smallest_gb = min((gpu.total_bytes for gpu in gpus), default=0) / 1e9
     if limits.pinned_memory_gb is not None and limits.pinned_memory_gb * replicas > smallest_gb:
         wanted = f"{counted(replicas, 'replica')} of {limits.pinned_memory_gb:g} GB"
         message = f"{wanted} cannot fit into {smallest_gb:.1f} GB of GPU memory."
         advice = "Lower mps.pinned_memory_gb, or take fewer replicas."
-        yield Finding(Severity.ERROR, "sharing", message, advice, ReasonCode.OUT_OF_MEMORY)
+        yield Issue(IssueLevel.ERROR, "sharing", message, advice, ReasonCode.OUT_OF_MEMORY)
 
 
-def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, slices: int | None) -> Iterator[Finding]:
+def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, slices: int | None) -> Iterator[Issue]:
     name = node["metadata"]["name"]
     if not slices:
         message = (
             f"node {name} does not show how many slices a GPU has: that each has {limits.in_words()} is taken on trust."
         )
-        yield Finding(Severity.WARNING, "sharing", message)
+        yield Issue(IssueLevel.WARNING, "sharing", message)
         return
     asked, most = limits.percentage(experiment.replicas_per_gpu) or 100.0, 100.0 / slices
     if asked > most * _ROUNDING:
         verb = "is" if experiment.replicas == 1 else "are"
-        yield Finding(
-            Severity.ERROR,
+        yield Issue(
+            IssueLevel.ERROR,
             "sharing",
             f"{counted(experiment.replicas, 'replica')} of {experiment.workload.name} {verb} to have {asked:g} % of a GPU's "
             "multiprocessors each, "
@@ -311,8 +311,8 @@ def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, sli
     memory = str((node["metadata"].get("labels") or {}).get(MEMORY_LABEL, ""))
     part_gb = int(memory) * 2**20 / 1e9 / slices if memory.isdigit() else None
     if limits.pinned_memory_gb is not None and part_gb is not None and limits.pinned_memory_gb > part_gb * _ROUNDING:
-        yield Finding(
-            Severity.ERROR,
+        yield Issue(
+            IssueLevel.ERROR,
             "sharing",
             f"`mps.pinned_memory_gb` of {limits.pinned_memory_gb:g} is more than the {part_gb:.3g} GB that the device plugin gives each "
             f"of {slices} slices of node {name}.",

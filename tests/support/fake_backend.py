@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
-from harness.errors import BackendError, Finding, HarnessError
+from harness.errors import BackendError, HarnessError, Issue
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget, Sources
 from harness.results import layout
@@ -125,8 +125,8 @@ class FakeBackend:
     """
 
     name: str = "fake"
-    findings: Sequence[Finding] = ()
-    rehearsal: Sequence[Finding] | HarnessError = ()
+    findings: Sequence[Issue] = ()
+    rehearsal: Sequence[Issue] | HarnessError = ()
     rehearsal_errors: list[HarnessError] = field(default_factory=list)
     rehearsed: list[str] = field(default_factory=list)
     rehearsed_with_load: list[bool] = field(default_factory=list)
@@ -137,7 +137,7 @@ class FakeBackend:
     closed: int = 0
     celsius: Callable[[], float | None] = lambda: None
 
-    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:  # noqa: ARG002 - the protocol's
+    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:  # noqa: ARG002 - the protocol's
         """The prepared findings."""
         return self.findings
 
@@ -158,7 +158,7 @@ class FakeBackend:
         abort: threading.Event,  # noqa: ARG002 - the protocol's
         send: Send | None = None,
         notice: Notify = unheard,  # noqa: ARG002
-    ) -> Sequence[Finding]:
+    ) -> Sequence[Issue]:
         """The prepared findings, or the prepared error."""
         self.rehearsed.append(experiment.experiment_id)
         self.rehearsed_with_load.append(send is not None)

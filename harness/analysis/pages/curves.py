@@ -10,7 +10,7 @@ import numpy as np
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.format import number, with_interval
-from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, Rule, Series, interval_series
+from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, PlotSeries, ReferenceLine, interval_series
 from harness.analysis.statistics import Estimate
 from harness.analysis.statistics.scaling_models import Fit
 from harness.analysis.stress import LoadPoint, StressSeries, in_words
@@ -54,14 +54,14 @@ class Curve:
             return []
         return [picked.mean * value / whole.mean for value in cell.figures(self.of)]
 
-    def series(self, cells: Sequence[Cell], name: str, colour: int, dashes: str) -> list[Series]:
+    def series(self, cells: Sequence[Cell], name: str, colour: int, dashes: str) -> list[PlotSeries]:
         """The line with its intervals, and the single runs as dots; nothing where nothing was measured."""
         known = [(cell, estimate) for cell in cells if (estimate := self.estimate(cell))]
         if not known:
             return []
         x = [float(cell.replicas) for cell, _ in known]
         dots = [(float(cell.replicas), self.scale * value) for cell in cells for value in self.runs(cell)]
-        runs = Series(x=[x for x, _ in dots], y=[y for _, y in dots], name=name, colour=colour, runs=True)
+        runs = PlotSeries(x=[x for x, _ in dots], y=[y for _, y in dots], name=name, colour=colour, runs=True)
         line = interval_series(x, [estimate for _, estimate in known], self.scale, colour, name, dashes)
         return [line, *([runs] if dots else [])]
 
@@ -72,7 +72,7 @@ def overview(analysis: CampaignAnalysis) -> Picture | None:
     if len({cell.workload for cells in groups.values() for cell in cells if cell.speed_up}) < 2:
         return None
     ticks = _counts([cell for cells in groups.values() for cell in cells])
-    ideal = Series(x=ticks, y=ticks, name="ideal", colour=FAINT, dashes=":")
+    ideal = PlotSeries(x=ticks, y=ticks, name="ideal", colour=FAINT, dashes=":")
     speed_up = Curve("speed_up", pick=lambda cell: cell.speed_up, of="throughput")
     left, right = [ideal], []
     for index, (label, cells) in enumerate(groups.items()):
@@ -85,7 +85,7 @@ def overview(analysis: CampaignAnalysis) -> Picture | None:
     )
     panels = [
         _replica_panel("Throughput, times that of one replica", left, ticks),
-        _replica_panel("p99 latency, times that of one replica", right, ticks, rules=[Rule(1)]),
+        _replica_panel("p99 latency, times that of one replica", right, ticks, rules=[ReferenceLine(1)]),
     ]
     title = "How the workloads scale beside each other"
     return Picture("scaling-overview", title, alt, panels, 2, (360, 220), png=True)
@@ -107,8 +107,8 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
     panels = [
         _group_panel("Throughput (requests/s)", groups, [Curve("throughput")], before=_ideal(cells)),
         replace(_group_panel("Latency (ms)", groups, latencies, logarithmic=True), note=kinds),
-        _group_panel("Efficiency (% of ideal)", groups, [efficiency], rules=[Rule(100)]),
-        _group_panel("Fairness (slowest / fastest)", groups, [Curve("fairness")], rules=[Rule(1)]),
+        _group_panel("Efficiency (% of ideal)", groups, [efficiency], rules=[ReferenceLine(100)]),
+        _group_panel("Fairness (slowest / fastest)", groups, [Curve("fairness")], rules=[ReferenceLine(1)]),
     ]
     if any("gpu_memory" in cell.estimates for cell in cells):
         panels.append(_group_panel("GPU energy per request (J)", groups, [Curve("energy")]))
@@ -136,8 +136,8 @@ def _group_panel(
     title: str,
     groups: Mapping[str, Sequence[Cell]],
     curves: Sequence[Curve],
-    before: Sequence[Series] = (),
-    rules: Sequence[Rule] = (),
+    before: Sequence[PlotSeries] = (),
+    rules: Sequence[ReferenceLine] = (),
     *,
     logarithmic: bool = False,
 ) -> Panel:
@@ -158,23 +158,23 @@ def _group_panel(
 
 def _replica_panel(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[PlotSeries],
     ticks: Sequence[float],
-    rules: Sequence[Rule] = (),
+    rules: Sequence[ReferenceLine] = (),
     *,
     logarithmic: bool = False,
 ) -> Panel:
     return Panel(title=title, x_label="replicas", series=series, rules=rules, x_ticks=ticks, logarithmic=logarithmic)
 
 
-def _ideal(cells: Sequence[Cell]) -> list[Series]:
+def _ideal(cells: Sequence[Cell]) -> list[PlotSeries]:
     rates = [(cell.replicas, cell.estimates["throughput"].mean) for cell in cells if "throughput" in cell.estimates]
     alone = max((rate for count, rate in rates if count == 1), default=None)
     if alone is None:
         return []
     ticks = _counts(cells)
     reach = [ticks[0], min(ticks[-1], _IDEAL_REACH * max(rate for _, rate in rates) / alone)]
-    return [Series(x=reach, y=[alone * count for count in reach], name="ideal", colour=FAINT, dashes=":")]
+    return [PlotSeries(x=reach, y=[alone * count for count in reach], name="ideal", colour=FAINT, dashes=":")]
 
 
 def _p99_growth(cells: Sequence[Cell]) -> Pick:
@@ -207,7 +207,7 @@ def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
         for index, (name, _) in enumerate(percentiles)
     ]
     rules = [
-        Rule(limit_ms, f"limit of {name}", 2 + index)
+        ReferenceLine(limit_ms, f"limit of {name}", 2 + index)
         for index, (name, limit_ms) in enumerate(percentiles)
         if limit_ms is not None
     ]
@@ -228,7 +228,7 @@ def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
     )
 
 
-def _load_series(points: Sequence[LoadPoint], name: str, scale: float, colour: int, label: str) -> Series | None:
+def _load_series(points: Sequence[LoadPoint], name: str, scale: float, colour: int, label: str) -> PlotSeries | None:
     known = [(point.load, figure) for point in points if (figure := point.run.figures.get(name)) and figure.mean > 0]
     return (
         interval_series([load for load, _ in known], [each for _, each in known], scale, colour, label)
@@ -241,8 +241,8 @@ def _load_panel(
     title: str,
     series: StressSeries,
     points: Sequence[LoadPoint],
-    lines: Sequence[Series | None],
-    rules: Sequence[Rule] = (),
+    lines: Sequence[PlotSeries | None],
+    rules: Sequence[ReferenceLine] = (),
 ) -> Panel:
     """Against the load, with the last good point, and the broken one even where it has no figures."""
     known = [line for line in lines if line]
@@ -251,14 +251,16 @@ def _load_panel(
         return Panel(title=title, absent=notes[0] if notes else "no run gives it")
     marks = list(rules)
     if series.last_good is not None:
-        marks.append(Rule(series.last_good.load, "last good point", FAINT, "--", vertical=True))
+        marks.append(ReferenceLine(series.last_good.load, "last good point", FAINT, "--", vertical=True))
     if series.broken is not None:
-        marks.append(Rule(series.broken.load, f"breaks: {series.broken.failure_mode}", _BROKEN, "--", vertical=True))
+        marks.append(
+            ReferenceLine(series.broken.load, f"breaks: {series.broken.failure_mode}", _BROKEN, "--", vertical=True)
+        )
     return Panel(title=title, x_label=_LOADS[series.unit], series=known, rules=marks, doubling=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CurveRow:
     """One row of panels of a comparison.
 
     Attributes:
@@ -280,7 +282,7 @@ class Row:
     curves: Mapping[tuple[str, str], Fit] = field(default_factory=dict)
 
 
-def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Row]) -> Picture | None:
+def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[CurveRow]) -> Picture | None:
     """Metrics against replicas, a column for each workload; None when there is nothing to show."""
     workloads = comparison.workloads()
     if not workloads:
@@ -304,9 +306,9 @@ def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Ro
     return Picture(f"comparison-{name}", title, f"{title}: {'; '.join(told)}", panels, len(workloads), size)
 
 
-def _compared(comparison: Comparison, workload: str, row: Row) -> Panel:
+def _compared(comparison: Comparison, workload: str, row: CurveRow) -> Panel:
     title = f"{workload}: {row.label}"
-    series: list[Series] = []
+    series: list[PlotSeries] = []
     for index, arm in enumerate(comparison.arms):
         cells = [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)]
         series += Curve(row.metric, "", row.scale, row.pick).series(cells, arm.label, index, "-")
@@ -315,7 +317,9 @@ def _compared(comparison: Comparison, workload: str, row: Row) -> Panel:
             n = np.linspace(1, max(arm.counts(workload)), _CURVE_POINTS)
             values = np.array([estimate.mean for estimate in fit.parameters.values()])
             y = (fit.law.curve(n, values) * row.scale).tolist()
-            series.append(Series(x=n.tolist(), y=y, name=arm.label, colour=index, dashes="--", thin=True, silent=True))
+            series.append(
+                PlotSeries(x=n.tolist(), y=y, name=arm.label, colour=index, dashes="--", thin=True, silent=True)
+            )
     if not series:
         absent = [
             cell.absent[row.metric]
@@ -324,7 +328,7 @@ def _compared(comparison: Comparison, workload: str, row: Row) -> Panel:
             if row.metric in cell.absent
         ]
         return Panel(title=title, absent=absent[-1] if absent else "no run gives it")
-    rules = [] if row.line is None else [Rule(row.line * row.scale, colour=INK)]
+    rules = [] if row.line is None else [ReferenceLine(row.line * row.scale, colour=INK)]
     return _replica_panel(
         title, series, [float(count) for count in comparison.counts(workload)], rules, logarithmic=row.logarithmic
     )
@@ -344,7 +348,7 @@ def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture
     if not points:
         return None
     means = [one.estimate.mean * one.scale for one in points]
-    series = Series(
+    series = PlotSeries(
         x=means,
         y=[float(place) for place in range(len(points))],
         low=[
@@ -359,5 +363,5 @@ def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture
         labels=[one.label for one in points],
     )
     spoken = ", ".join(f"{one.label} {number(mean)} {label}" for one, mean in zip(points, means, strict=True))
-    panel = Panel(title=label, series=[series], rules=[Rule(0, vertical=True, dashes="-")])
+    panel = Panel(title=label, series=[series], rules=[ReferenceLine(0, vertical=True, dashes="-")])
     return Picture(f"comparison-{name}", title, f"{title}: {spoken}", [panel], 1, (420, 32.0 * len(points) + 45))

@@ -25,7 +25,7 @@ _FEW_DOUBLINGS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class PlotSeries:
     """Points, joined or not, or lying bars.
 
     Attributes:
@@ -57,7 +57,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ReferenceLine:
     """A reference line across a panel."""
 
     at: float
@@ -88,8 +88,8 @@ class Panel:
     title: str
     note: str = ""
     x_label: str = ""
-    series: Sequence[Series] = ()
-    rules: Sequence[Rule] = ()
+    series: Sequence[PlotSeries] = ()
+    rules: Sequence[ReferenceLine] = ()
     x_ticks: Sequence[float] = ()
     x_range: tuple[float, float] | None = None
     doubling: bool = False
@@ -169,9 +169,9 @@ class Picture:
 
 def interval_series(
     x: Sequence[float], estimates: Sequence[Estimate], scale: float, colour: int, name: str, dashes: str = "-"
-) -> Series:
+) -> PlotSeries:
     """Means joined by a line, with their intervals, of which none goes below 0: nothing here can."""
-    return Series(
+    return PlotSeries(
         x=x,
         y=[scale * each.mean for each in estimates],
         low=[scale * (each.mean if each.low is None else max(each.low, 0.0)) for each in estimates],
@@ -183,7 +183,7 @@ def interval_series(
     )
 
 
-def thinned(series: Series) -> Series:
+def thinned(series: PlotSeries) -> PlotSeries:
     """A long line without markers by the lowest and the highest value of each stretch, where they were."""
     x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
     if len(x) <= _MOST_POINTS or series.markers or series.runs:
@@ -193,7 +193,7 @@ def thinned(series: Series) -> Series:
         known = stretch[~np.isnan(y[stretch])]
         kept |= {int(known[y[known].argmin()]), int(known[y[known].argmax()])} if len(known) else {int(stretch[0])}
     index = sorted(kept)
-    return Series(
+    return PlotSeries(
         x=x[index].tolist(),
         y=y[index].tolist(),
         name=series.name,
@@ -224,7 +224,7 @@ def tick_text(value: float) -> str:
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
-def _reach(series: Series) -> Iterable[float]:
+def _reach(series: PlotSeries) -> Iterable[float]:
     return [*series.x, *series.low, *series.high, *series.starts] if series.labels else series.x
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness import __version__
 from harness.analysis.axes import BATCH, Family, family_of_old
 from harness.analysis.bottleneck import Cause
-from harness.analysis.pages.plot import Panel, Picture, Rule, Series, interval_series
+from harness.analysis.pages.plot import Panel, Picture, PlotSeries, ReferenceLine, interval_series
 from harness.results.files import atomic_write, sha256_of, storage_errors
 from harness.results.layout import REPORT_HTML, REPORT_SUMS, SUMMARY_JSON
 from harness.results.old_profile import OldProfile
@@ -53,7 +53,7 @@ def _panel(family: Family, name: str, scale: float, title: str) -> Panel:
     if not series:
         reasons = [variant.missing.get(name, "") for variant in family.measured]
         return Panel(title=title, absent=next(filter(None, reasons), "not measured"))
-    rules = [Rule(LIMIT_PERCENT, f"{LIMIT_PERCENT:g} %", dashes="--")] if name == _MEMORY else []
+    rules = [ReferenceLine(LIMIT_PERCENT, f"{LIMIT_PERCENT:g} %", dashes="--")] if name == _MEMORY else []
     return Panel(title=title, x_label="batch size", series=series, rules=rules, doubling=True)
 
 
@@ -68,7 +68,7 @@ def _where_time_goes(family: Family) -> Picture | None:
     for colour, cause in enumerate(Cause):
         shares = [100 * ((each.finding.shares[cause] or 0.0) if each.finding else 0.0) for each in variants]
         ends = [start + share for start, share in zip(starts, shares, strict=True)]
-        series.append(Series(x=ends, y=places, name=cause.value, colour=colour, starts=starts, labels=labels))
+        series.append(PlotSeries(x=ends, y=places, name=cause.value, colour=colour, starts=starts, labels=labels))
         starts = ends
     alt = "; ".join(f"{variant.name}: {variant.held_back}" for variant in variants)
     panel = Panel(title="Share of the time that each cause explains (%)", series=series, x_range=(0, 100))

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from harness.analysis.pages.plot import FAINT, INK, PALETTE, Panel, Picture, Rule, Series, thinned, tick_text
+from harness.analysis.pages.plot import (
+    FAINT,
+    INK,
+    PALETTE,
+    Panel,
+    Picture,
+    PlotSeries,
+    ReferenceLine,
+    thinned,
+    tick_text,
+)
 from harness.data import data_path
 
 _MARKERS = (
@@ -35,7 +45,7 @@ _FILE_COLOURS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class LegendEntry:
     """One entry of a legend: class of its elements, name of the series, and how it is drawn, as a small SVG."""
 
     series: str
@@ -54,7 +64,7 @@ class Chart:
     """
 
     drawing: str
-    keys: tuple[Key, ...]
+    keys: tuple[LegendEntry, ...]
     data: str
 
 
@@ -154,8 +164,8 @@ def _colour(index: int) -> str:
     return {FAINT: "faint", INK: "ink"}.get(index, f"c{index % len(PALETTE)}")
 
 
-def _line_class(drawn: Series | Rule) -> str:
-    thin = " th" if isinstance(drawn, Rule) or drawn.thin else ""
+def _line_class(drawn: PlotSeries | ReferenceLine) -> str:
+    thin = " th" if isinstance(drawn, ReferenceLine) or drawn.thin else ""
     return f"ln{thin}{_DASHES[drawn.dashes]}"
 
 
@@ -220,7 +230,7 @@ def _axes(panel: Panel, box: _Box) -> Iterator[str]:
         yield f'<text class="tk mi" x="{middle:.1f}" y="{box.bottom + 24:.1f}">{escape(panel.x_label)}</text>'
 
 
-def _series(series: Series, box: _Box) -> Iterator[str]:
+def _series(series: PlotSeries, box: _Box) -> Iterator[str]:
     if series.labels:
         yield from _bars(series, box)
         return
@@ -256,7 +266,7 @@ def _marker(colour: int, x: float, y: float) -> str:
     return f'<path class="mk" transform="translate({x:.1f} {y:.1f})" d="{_MARKERS[colour % len(_MARKERS)]}"/>'
 
 
-def _intervals(series: Series, box: _Box) -> Iterator[str]:
+def _intervals(series: PlotSeries, box: _Box) -> Iterator[str]:
     bottom, top = box.panel.y_axis()
     path = []
     for x, low, high in zip(series.x, series.low, series.high, strict=True):
@@ -273,7 +283,7 @@ def _intervals(series: Series, box: _Box) -> Iterator[str]:
     yield f'<path class="ln th" d="{"".join(path)}"/>'
 
 
-def _bars(series: Series, box: _Box) -> Iterator[str]:
+def _bars(series: PlotSeries, box: _Box) -> Iterator[str]:
     half = 0.3 * abs(box.y(1) - box.y(0))
     starts = series.starts or [0.0] * len(series.x)
     for start, end, place in zip(starts, series.x, series.y, strict=True):
@@ -288,28 +298,28 @@ def _bars(series: Series, box: _Box) -> Iterator[str]:
         yield f'<path class="ink ln th" d="{"".join(path)}"/>'
 
 
-def _keys(picture: Picture, classes: dict[str, str]) -> tuple[Key, ...]:
+def _keys(picture: Picture, classes: dict[str, str]) -> tuple[LegendEntry, ...]:
     """The legend; what one of several panels has alone is named with it."""
-    drawn: dict[str, tuple[Series | Rule, list[str]]] = {}
+    drawn: dict[str, tuple[PlotSeries | ReferenceLine, list[str]]] = {}
     for panel in picture.panels:
-        everything: list[Series | Rule] = [*panel.series, *panel.rules]
+        everything: list[PlotSeries | ReferenceLine] = [*panel.series, *panel.rules]
         for each in everything:
-            if each.name and not (isinstance(each, Series) and each.runs):
+            if each.name and not (isinstance(each, PlotSeries) and each.runs):
                 drawn.setdefault(each.name, (each, []))[1].append(panel.title)
     alike = len({frozenset(titles) for _, titles in drawn.values()}) == 1
     keys = []
     for name, (each, titles) in drawn.items():
         own = "" if alike or len(set(titles)) > 1 else f"{re.split('[,(]', titles[0])[0].strip()}: "
-        keys.append(Key(classes[name], f"{own}{name}", _swatch(each)))
+        keys.append(LegendEntry(classes[name], f"{own}{name}", _swatch(each)))
     return tuple(keys) if len(keys) > 1 else ()
 
 
-def _swatch(drawn: Series | Rule) -> str:
-    if isinstance(drawn, Series) and drawn.labels:
+def _swatch(drawn: PlotSeries | ReferenceLine) -> str:
+    if isinstance(drawn, PlotSeries) and drawn.labels:
         inner = '<rect class="br" width="24" height="10"/>'
     else:
         inner = f'<path class="{_line_class(drawn)}" d="M0 5H24"/>'
-        inner += _marker(drawn.colour, 12, 5) if isinstance(drawn, Series) and drawn.markers else ""
+        inner += _marker(drawn.colour, 12, 5) if isinstance(drawn, PlotSeries) and drawn.markers else ""
     return f'<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true"><g class="{_colour(drawn.colour)}">{inner}</g></svg>'
 
 
@@ -331,7 +341,7 @@ def _data(panel: Panel, box: _Box, classes: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _values(series: Series) -> dict[str, Any]:
+def _values(series: PlotSeries) -> dict[str, Any]:
     values: dict[str, Any] = {"x": _plain(series.x), "y": _plain(series.y)}
     if series.labels:
         starts = series.starts or [0.0] * len(series.x)

@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.campaign import Experiment
 from harness.analysis.format import quantity
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, Series
+from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, PlotSeries
 from harness.analysis.read import ExperimentData, NotMeasuredError
 
 _GIB = 2.0**30
@@ -20,7 +20,7 @@ _QUANTILES = (("latency_p50", "p50", 2), ("latency_p95", "p95", 3), ("latency_p9
 _PRESSURES = (("cpu_psi", "CPU", 1), ("memory_psi", "memory", 6), ("io_psi", "IO", 7))
 _DEVICE_COLOURS = (1, 6, 7, 0, 2, 3, 5)
 
-Draw = Callable[[ExperimentData], list[Series]]
+Draw = Callable[[ExperimentData], list[PlotSeries]]
 
 
 def timeline(experiment: Experiment) -> Picture:
@@ -58,15 +58,15 @@ def _has_gpu(data: ExperimentData) -> bool:
 
 def _line(
     values: pd.Series[float], scale: float, name: str, colour: int, *, silent: bool = False, thin: bool = False
-) -> Series:
+) -> PlotSeries:
     x, y = values.index.to_numpy(dtype=float).tolist(), (values * scale).to_numpy(dtype=float).tolist()
-    return Series(x=x, y=y, name=name, colour=colour, silent=silent, thin=thin or len(x) > _MANY_ROWS)
+    return PlotSeries(x=x, y=y, name=name, colour=colour, silent=silent, thin=thin or len(x) > _MANY_ROWS)
 
 
 def _of_replicas(metric: str, scale: float = 1.0) -> Draw:
     """All replicas together over each of them."""
 
-    def draw(data: ExperimentData) -> list[Series]:
+    def draw(data: ExperimentData) -> list[PlotSeries]:
         table = data.table(metric)
         replicas = [name for name in table.columns if name.startswith("replica-")]
         each = [_line(table[name], scale, _EACH, 4, silent=True, thin=True) for name in replicas]
@@ -76,23 +76,23 @@ def _of_replicas(metric: str, scale: float = 1.0) -> Draw:
     return draw
 
 
-def _latency(data: ExperimentData) -> list[Series]:
+def _latency(data: ExperimentData) -> list[PlotSeries]:
     tables = [(data.table(metric), label, colour) for metric, label, colour in _QUANTILES]
     return [_line(table[_POOLED], 1e3, label, colour) for table, label, colour in tables if _POOLED in table]
 
 
-def _pressure(data: ExperimentData) -> list[Series]:
+def _pressure(data: ExperimentData) -> list[PlotSeries]:
     return [_line(data.series(metric, "node"), 1.0, label, colour) for metric, label, colour in _PRESSURES]
 
 
-def _host_cpu(data: ExperimentData) -> list[Series]:
+def _host_cpu(data: ExperimentData) -> list[PlotSeries]:
     return [_line(data.telemetry()["host_cpu_percent"], 1.0, "whole machine", INK)]
 
 
 def _device(metric: str, column: str, scale: float = 1.0) -> Draw:
     """One line a GPU at the recording's step, over the fast telemetry where there is some."""
 
-    def draw(data: ExperimentData) -> list[Series]:
+    def draw(data: ExperimentData) -> list[PlotSeries]:
         table = data.table(metric)
         fast = [_line(values, scale, "", FAINT, silent=True, thin=True) for values in _telemetry(data, column)]
         devices = [name for name in table.columns if name.startswith("gpu-")]

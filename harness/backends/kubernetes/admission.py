@@ -18,7 +18,7 @@ from typing import Any
 from harness.backends.kubernetes.api import TRANSIENT, Api
 from harness.backends.kubernetes.objects import PodGroup, pods_path
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
-from harness.errors import ClusterError, Finding, Severity
+from harness.errors import ClusterError, Issue, IssueLevel
 from harness.spec import KubernetesSpec
 from harness.spec.resources import amount, in_words
 
@@ -119,13 +119,13 @@ def _stated(container: Object, kinds: tuple[str, ...]) -> Amounts:
 
 def try_pods(
     api: Api, spec: KubernetesSpec, experiments: Sequence[Sequence[PodGroup]]
-) -> tuple[list[list[PlannedPods]], list[Finding]]:
+) -> tuple[list[list[PlannedPods]], list[Issue]]:
     """What each experiment makes, with its pods as the API server would complete them, and whatever it refuses.
 
     Raises:
         ClusterError: the API server does not answer.
     """
-    tried: dict[str, tuple[Object | None, list[Finding]]] = {}
+    tried: dict[str, tuple[Object | None, list[Issue]]] = {}
     planned: list[list[PlannedPods]] = []
     for groups in experiments:
         planned.append([])
@@ -151,7 +151,7 @@ def _kind_of(pod: Object) -> str:
     return json.dumps([of_containers, own])
 
 
-def _try(api: Api, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None, list[Finding]]:
+def _try(api: Api, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None, list[Issue]]:
     """A pod of a group, completed, and what is refused of the pod, its owner and the claims that it names."""
     workload = group.workload
     whose = f"the pods of {workload.labels['app.kubernetes.io/name']}"
@@ -159,7 +159,7 @@ def _try(api: Api, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None
     metadata = {**template["metadata"], "name": workload.name, "namespace": spec.namespace}
     pod, finding = _create(api, spec, whose, {"metadata": metadata, "spec": template["spec"]})
     findings = [finding] if finding else []
-    if finding and finding.severity is Severity.ERROR:
+    if finding and finding.severity is IssueLevel.ERROR:
         return None, findings
     beside = [each for each in workload.beside if each.body["kind"] != "ConfigMap"]  # megabytes, and only counted
     others = [_create(api, spec, whose, each.body, each.path)[1] for each in [workload.owners[0], *beside]]
@@ -191,7 +191,7 @@ def _bare_pod(spec: KubernetesSpec) -> Object:
 
 def _create(
     api: Api, spec: KubernetesSpec, whose: str, body: Object, path: str = ""
-) -> tuple[Object | None, Finding | None]:
+) -> tuple[Object | None, Issue | None]:
     """The object as it would be, or what speaks against it."""
     named = {"apiVersion": "v1", "kind": "Pod", **body}
     collection = path.rpartition("/")[0] or pods_path(spec.namespace)
@@ -202,28 +202,28 @@ def _create(
             raise
         if _NO_RIGHT in error.message:
             advice = "Give it the right, which preflight uses in dry runs alone: access.yaml.j2 has it."
-            return None, Finding(Severity.WARNING, "quota", f"not tried: {error.message}", advice)
+            return None, Issue(IssueLevel.WARNING, "quota", f"not tried: {error.message}", advice)
         if " may not create " in error.message or error.status == 409 or _NO_SUCH_KIND in error.message:
             return None, None  # said of the rights, or of the claims; or there is one of this name
         if "dry run" in error.message and error.status == 400:
-            return None, Finding(Severity.WARNING, "admission", f"{whose} are not tried: {error.message}", error.advice)
+            return None, Issue(IssueLevel.WARNING, "admission", f"{whose} are not tried: {error.message}", error.advice)
         return None, _refusal(whose, error, alone=not path)
 
 
-def _refusal(whose: str, error: ClusterError, *, alone: bool) -> Finding:
+def _refusal(whose: str, error: ClusterError, *, alone: bool) -> Issue:
     """``alone``: it is a pod without its owner, which a policy may refuse for that."""
     words = error.message.partition("): ")[2].rstrip(".") or error.message
     message = f"the API server refuses {whose}: {words}."
     for check, (pattern, advice) in _REFUSALS.items():
         if pattern.search(words):
-            return Finding(Severity.ERROR, check, message, advice)
+            return Issue(IssueLevel.ERROR, check, message, advice)
     if alone and _WEBHOOK in words:
         advice = "A policy that refuses only pods without an owner does not matter; any other keeps replicas from being made."
-        return Finding(Severity.WARNING, "admission", message, advice)
-    return Finding(Severity.ERROR, "admission", message, error.advice)
+        return Issue(IssueLevel.WARNING, "admission", message, advice)
+    return Issue(IssueLevel.ERROR, "admission", message, error.advice)
 
 
-def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Finding]:
+def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Issue]:
     """Limits that the namespace adds: a replica would be measured with them."""
     added: dict[str, str] = {}
     for before, after in zip(rendered["containers"], completed["containers"], strict=False):
@@ -233,12 +233,12 @@ def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Findin
         listed = ", ".join(f"{key} {value}" for key, value in added.items())
         message = f"a LimitRange of the namespace limits {whose} ({listed}): that would be measured, too."
         advice = "Use a namespace without default limits, or set `kubernetes.limit` to more than a replica needs."
-        yield Finding(Severity.WARNING, "quota", message, advice)
+        yield Issue(IssueLevel.WARNING, "quota", message, advice)
 
 
 def check_quotas(
     api: Api, spec: KubernetesSpec, experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Which quotas are too small for all pods and objects of an experiment. Raises ClusterError."""
     for quota in api.list(f"/api/v1/namespaces/{spec.namespace}/resourcequotas"):
         name, hard = quota["metadata"]["name"], quota["spec"].get("hard") or {}
@@ -254,8 +254,8 @@ def check_quotas(
             alone = count > most
             own = not alone and api.list(pods_path(spec.namespace), labels=f"{CAMPAIGN_LABEL}={campaign_id}")
             needs = in_words(count, of_bytes=key.endswith(OF_BYTES))
-            yield Finding(
-                Severity.WARNING if own else Severity.ERROR,
+            yield Issue(
+                IssueLevel.WARNING if own else IssueLevel.ERROR,
                 "quota",
                 f"the quota {name} allows {key}: {hard[key]}, of which {used.get(key, 0)} are used, and the campaign needs {needs}.",
                 f"{'' if alone else 'End what uses it, u'}{'U' if alone else ''}se fewer replicas, or have it raised.",

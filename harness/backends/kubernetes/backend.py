@@ -18,7 +18,7 @@ from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
 from harness.backends.kubernetes.replica_check import only_node_is_shared
 from harness.clock import Clock, SystemClock
-from harness.errors import BackendError, ClusterError, Finding, Severity
+from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
@@ -66,12 +66,12 @@ class KubernetesBackend:
             self._made = self._connect(self._spec)
         return self._made
 
-    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:
+    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:
         """Whether the cluster can run these experiments, looked at without starting anything."""
         try:
             api = self.api
         except ClusterError as error:
-            return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
+            return [Issue(IssueLevel.ERROR, "cluster", error.message, error.advice)]
         places = [objects.placed(one, self._spec) for one in experiments] or [self._spec]
         return preflight.check(
             api,
@@ -113,7 +113,7 @@ class KubernetesBackend:
         abort: threading.Event,
         send: Send | None = None,
         notice: Notify = unheard,
-    ) -> Sequence[Finding]:
+    ) -> Sequence[Issue]:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = monitoring.quiet_grafana(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort, notice)
@@ -139,7 +139,7 @@ class KubernetesBackend:
             finally:
                 deployment.stop(timeout_s=experiment.drain_timeout_s)
         remarked = [("grafana", sentence) for sentence in sentences] + [("canary", remark) for remark in remarks]
-        return [*(Finding(Severity.WARNING, check, sentence) for check, sentence in remarked), *found]
+        return [*(Issue(IssueLevel.WARNING, check, sentence) for check, sentence in remarked), *found]
 
     def close(self) -> Sequence[str]:
         """Let Grafana run again, and share the GPUs as before."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from harness.backends.base import Notify
 from harness.backends.kubernetes.api import Api, OwnedObject
 from harness.backends.kubernetes.pods import own
-from harness.errors import BackendError, Finding, Severity, counted
+from harness.errors import BackendError, Issue, IssueLevel, counted
 from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
@@ -307,17 +307,17 @@ def _other(what: str) -> BackendError:
 
 def check_claims(
     api: Api, usable: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Whether every experiment's claims can be had on the usable nodes. Raises ClusterError."""
     if api.find(API) is None:
         message = "the API server has no resource.k8s.io/v1."
-        yield Finding(
-            Severity.ERROR, "claims", message, "Use Kubernetes 1.34 or newer, or: `sharing_by: device-plugin`."
+        yield Issue(
+            IssueLevel.ERROR, "claims", message, "Use Kubernetes 1.34 or newer, or: `sharing_by: device-plugin`."
         )
         return
     for name in dict.fromkeys(device_class(one.sharing) for one in experiments):
         if api.find(f"{API}/deviceclasses/{name}") is None:
-            yield Finding(Severity.ERROR, "claims", f"there is no DeviceClass {name}.", _DRIVER_ADVICE)
+            yield Issue(IssueLevel.ERROR, "claims", f"there is no DeviceClass {name}.", _DRIVER_ADVICE)
     nodes = {one["metadata"]["name"]: one for one in usable if spec.takes(one["metadata"].get("labels") or {})}
     listed = [each for each in devices(api.list(SLICES)) if each[0] in nodes]
     yield from _lent_twice(listed, nodes.values(), spec)
@@ -328,7 +328,7 @@ def check_claims(
         yield from _check_mode(mode, needed, listed, others, nodes.keys())
 
 
-def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue]:
     """Whether the driver lists GPUs of nodes whose device plugin lends them, for campaigns without claims. Raises ClusterError."""
     if spec.gpus_per_replica and api.find(API) is not None:
         nodes = {one["metadata"]["name"]: one for one in usable if spec.takes(one["metadata"].get("labels") or {})}
@@ -342,24 +342,24 @@ def _check_mode(
     listed: Sequence[tuple[str, ClaimedDevice, Object]],
     others: dict[ClaimedDevice, str],
     nodes: Iterable[str],
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     fit = [device for _, device, attributes in listed if of_class(attributes, mode)]
     what = "MIG instance" if mode_of(mode).own_instance else "GPU"
     if not fit:
         message = f"the ResourceSlices of {DRIVER} list no {what} on {', '.join(nodes) or 'any node'}."
-        yield Finding(Severity.ERROR, "claims", message, _DRIVER_ADVICE, away=True)  # as while the driver restarts
+        yield Issue(IssueLevel.ERROR, "claims", message, _DRIVER_ADVICE, away=True)  # as while the driver restarts
         return
     free = [device for device in fit if device not in others]
     held = sorted({others[device] for device in fit if device in others})
     if len(free) < needed:
         message = f"{mode.value} needs {counted(needed, what)}, and {len(free)} of {len(fit)} are free"
         holders = f"; the others belong to {', '.join(held)}" if held else ""
-        yield Finding(Severity.ERROR, "gpus", f"{message}{holders}.", "Use fewer replicas, or delete those ")
+        yield Issue(IssueLevel.ERROR, "gpus", f"{message}{holders}.", "Use fewer replicas, or delete those ")
 
 
 def _lent_twice(
     listed: Sequence[tuple[str, ClaimedDevice, Object]], nodes: Iterable[Object], spec: KubernetesSpec
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     by_driver = {name for name, _, _ in listed}
     for node in nodes:
         lent = (node.get("status") or {}).get("allocatable") or {}
@@ -372,4 +372,4 @@ def _lent_twice(
                 f"node {node['metadata']['name']} lends its GPUs twice: {', '.join(both)} by the device plugin, and "
                 "the same to claims by the DRA driver."
             )
-            yield Finding(Severity.ERROR, "claims", message, _TWICE_ADVICE)
+            yield Issue(IssueLevel.ERROR, "claims", message, _TWICE_ADVICE)

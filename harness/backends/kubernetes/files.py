@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.server_check import check_files
-from harness.errors import CampaignFileError, Finding, Severity
+from harness.errors import CampaignFileError, Issue, IssueLevel
 from harness.spec import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
 
 FOLDER_VARIABLE, FOLDER = "GIVEN_DIR", "/var/run/given"
@@ -75,7 +75,7 @@ def sources(companions: Sequence[OwnedObject]) -> list[dict[str, Any]]:
     return [{"configMap": {"name": one.body["metadata"]["name"]}} for one in companions]
 
 
-def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
+def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """Whether what is asked can be read here, and carried into a pod."""
     servers = {one.workload.name: one.workload.server for one in experiments if one.workload.server}
     for name, server in servers.items():
@@ -85,7 +85,7 @@ def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
             if not found:
                 list(_parts(server))
         except CampaignFileError as error:
-            yield Finding(Severity.ERROR, "server", f"the workload {name}: {error.message}", error.advice)
+            yield Issue(IssueLevel.ERROR, "server", f"the workload {name}: {error.message}", error.advice)
 
 
 def _compressed(path: Path) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from harness.backends.base import IMAGE
 from harness.backends.kubernetes.admission import COMPUTE, OF_BYTES, Amounts, PlannedPods, pod_resources
 from harness.backends.kubernetes.pods import condition, own
-from harness.errors import Finding, Severity, counted
+from harness.errors import Issue, IssueLevel, counted
 from harness.results.manifest import Gpu, Host, Provenance, Software
 from harness.spec import KubernetesSpec, PullPolicy
 from harness.spec.resources import amount, in_words
@@ -74,7 +74,7 @@ def rooms(nodes: Sequence[Object], pods: Sequence[Object], campaign_id: str) -> 
     ]
 
 
-def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue]:
     """Whether there is a node to run on, and what the nodes say of themselves."""
     wanted = [node for node in nodes if selected(node, spec)]
     if not wanted:
@@ -82,46 +82,46 @@ def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Findi
         terms += [" ".join((term.key, term.operator, *term.values)) for term in spec.node_affinity]
         message = f"no node has the labels {', '.join(terms)}." if terms else "the cluster has no node."
         advice = "Check the context, `kubernetes.node_selector` and `node_affinity`."
-        yield Finding(Severity.ERROR, "nodes", message, advice)
+        yield Issue(IssueLevel.ERROR, "nodes", message, advice)
         return
     usable = [node for node in wanted if not unusable(node, spec)]
     for node in wanted:
         # A control plane that takes no pods is nothing to remark upon while other nodes do.
         apart = usable and "node-role.kubernetes.io/control-plane" in labels(node)
         if (why := unusable(node, spec)) and not apart:
-            severity = Severity.WARNING if usable else Severity.ERROR
+            severity = IssueLevel.WARNING if usable else IssueLevel.ERROR
             advice = "Mend the node: kubectl describe node tells more."
-            yield Finding(severity, "nodes", f"node {name(node)} takes no replica: {why}.", advice)
+            yield Issue(severity, "nodes", f"node {name(node)} takes no replica: {why}.", advice)
     for node in usable:
         for kind in pressures(node):
             message = f"node {name(node)} is under {_in_words(condition(dict(node), kind))}."
             advice = "Free what it lacks first: replicas would be evicted in mid-experiment."
-            yield Finding(Severity.ERROR, "pressure", message, advice)
+            yield Issue(IssueLevel.ERROR, "pressure", message, advice)
 
 
 def check_gpus(
     nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, replicas: int, campaign_id: str
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Whether the slices are enough for ``replicas``, and who else has some."""
     if not spec.gpus_per_replica:
         return
     usable, resource = [node for node in nodes if takes(node, spec)], spec.gpu_resource
     for node in usable:
         if less := withdrawn(node, resource):
-            yield Finding(Severity.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
+            yield Issue(IssueLevel.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
     found = rooms(usable, pods, campaign_id)
     lending = {room.name: int(room.lends[resource]) for room in found if room.lends.get(resource)}
     if not lending:
         message = f"none of {len(found)} usable nodes advertises {resource}."
         advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not."
-        yield Finding(Severity.ERROR, "gpus", message, advice)
+        yield Issue(IssueLevel.ERROR, "gpus", message, advice)
         return
     fitting = sum(room.fits({resource: Decimal(spec.gpus_per_replica)}) for room in found)
     if fitting < replicas:
         offers = ", ".join(f"{node} offers {slices}" for node, slices in lending.items())
         held = sum(room.taken(resource) for room in found)
-        yield Finding(
-            Severity.ERROR,
+        yield Issue(
+            IssueLevel.ERROR,
             "gpus",
             f"{counted(replicas, 'replica', 'need')} {replicas * spec.gpus_per_replica} {resource}, and there is room for {fitting}: "
             f"{offers}{f', of which others hold {held}' if held else ''}.",
@@ -130,11 +130,11 @@ def check_gpus(
     if there := [pod for room in found for pod, amounts in room.held.items() if amounts.get(resource)]:
         more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
         message = f"pods that are not of this campaign hold {resource}: {', '.join(there[:_NAMED])}{more}."
-        yield Finding(Severity.WARNING, "gpus", message, HOLDERS_ADVICE)
+        yield Issue(IssueLevel.WARNING, "gpus", message, HOLDERS_ADVICE)
     yield from check_devices(nodes, spec)
 
 
-def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue]:
     """Whether the nodes have as many GPUs as the campaign expects, where it does."""
     counts = {
         name(node): int(labels(node)[GPU_COUNT_LABEL])
@@ -144,7 +144,7 @@ def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Fin
     total = sum(counts.values())
     if spec.expected_gpus is not None and counts and total != spec.expected_gpus:
         listed = ", ".join(f"{node}: {count}" for node, count in counts.items())
-        yield Finding(Severity.WARNING, "gpus", too_many(total, spec.expected_gpus, listed), DEVICES_ADVICE)
+        yield Issue(IssueLevel.WARNING, "gpus", too_many(total, spec.expected_gpus, listed), DEVICES_ADVICE)
 
 
 def too_many(found: int, expected: int, where: str) -> str:
@@ -154,7 +154,7 @@ def too_many(found: int, expected: int, where: str) -> str:
 
 def check_room(
     nodes: Sequence[Object], pods: Sequence[Object], experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more. ``nodes``: that are fit to take pods."""
     found = dict(zip(map(name, nodes), rooms(nodes, pods, campaign_id), strict=True))
     most: dict[_PodKind, list[PlannedPods]] = {}
@@ -200,7 +200,7 @@ def _kinds(planned: Sequence[PlannedPods]) -> dict[_PodKind, list[PlannedPods]]:
     return kinds
 
 
-def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[NodeRoom]) -> Iterator[Finding]:
+def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[NodeRoom]) -> Iterator[Issue]:
     number, fitting = _number(planned), sum(room.fits(pod) for room in nodes)
     if fitting >= number:
         return
@@ -221,8 +221,8 @@ def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[No
     )
 
 
-def _no_room(message: str, *, away: bool) -> Finding:
-    return Finding(Severity.ERROR, "room", message, f"{'End what holds it. ' * away}{_ROOM_ADVICE}", away=away)
+def _no_room(message: str, *, away: bool) -> Issue:
+    return Issue(IssueLevel.ERROR, "room", message, f"{'End what holds it. ' * away}{_ROOM_ADVICE}", away=away)
 
 
 def _number(planned: Sequence[PlannedPods]) -> int:
@@ -235,20 +235,20 @@ def _shown(key: str, value: Decimal) -> str:
     return in_words(mebi if key in OF_BYTES else value, of_bytes=key in OF_BYTES)
 
 
-def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> Iterator[Finding]:
+def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> Iterator[Issue]:
     """Whether an image can be there when a replica starts, as far as the nodes tell."""
     registry, _, rest = image.partition("/")
     if not (":" in rest or "@sha256:" in image) or image.endswith(":latest"):
         advice = "Name a version or a digest, so that a repeat runs the same."
-        yield Finding(Severity.WARNING, IMAGE, f"{image} may be another image tomorrow.", advice)
+        yield Issue(IssueLevel.WARNING, IMAGE, f"{image} may be another image tomorrow.", advice)
     pulls = spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT and registry != "localhost"
     if pulls or spec.image_pull_policy is PullPolicy.ALWAYS:
         return
     without = [name(node) for node in nodes if _lacks(node, image)]
     if without:
         ours = image == spec.image
-        yield Finding(
-            Severity.ERROR if len(without) == len(nodes) else Severity.WARNING,
+        yield Issue(
+            IssueLevel.ERROR if len(without) == len(nodes) else IssueLevel.WARNING,
             IMAGE,
             f"{image} is not in the store of {', '.join(without)}, and no registry has it.",
             "Build it there: playbooks/workloads.yml." if ours else "Load it there, e.g. with podman load.",

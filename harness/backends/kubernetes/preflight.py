@@ -15,7 +15,7 @@ from harness.backends.kubernetes.api import TRANSIENT, Api
 from harness.backends.kubernetes.nodes import Object
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
 from harness.backends.layer_check import check_layer_of_image
-from harness.errors import CampaignFileError, ClusterError, Finding, PrometheusError, Severity
+from harness.errors import CampaignFileError, ClusterError, Issue, IssueLevel, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.sharing import device_plugin
 from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec, ScenarioKind, WorkloadKind
@@ -33,14 +33,14 @@ def check(
     *,
     campaign_id: str,
     prometheus: Callable[[], PrometheusServer],
-) -> list[Finding]:
+) -> list[Issue]:
     """What would keep these experiments from running, or from meaning something."""
     try:
         every_node = api.list("/api/v1/nodes")
     except ClusterError as error:
         # An expired token may be renewed in the kubeconfig, which is read anew each time.
         if error.status is None or error.status in {*TRANSIENT, 401}:
-            return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=True)]
+            return [Issue(IssueLevel.ERROR, "cluster", error.message, error.advice, away=True)]
         every_node = None
     jobs, given = _makes_jobs(spec, experiments), files.any_named([each.workload for each in experiments])
     planned, admitted = _admitted(api, spec, experiments, campaign_id)
@@ -56,13 +56,13 @@ def check(
     ]
     if every_node is None:
         message = "nodes and their GPUs are not checked: this account may not list them."
-        findings.append(Finding(Severity.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
+        findings.append(Issue(IssueLevel.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
     else:
         findings += _check_nodes(api, every_node, spec, experiments, planned, campaign_id)
     try:
         server = prometheus()
     except (ClusterError, PrometheusError) as error:
-        return [*dict.fromkeys(findings), Finding(Severity.ERROR, "prometheus", error.message, error.advice)]
+        return [*dict.fromkeys(findings), Issue(IssueLevel.ERROR, "prometheus", error.message, error.advice)]
     with server:
         names = [nodes.name(node) for node in every_node or [] if nodes.takes(node, spec)]
         findings += probe.check_prometheus(server, spec, experiments, time.time, nodes=names)
@@ -72,7 +72,7 @@ def check(
 
 def _admitted(
     api: Api, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
-) -> tuple[list[list[PlannedPods]], list[Finding]]:
+) -> tuple[list[list[PlannedPods]], list[Issue]]:
     """What the experiments make, and what the API server and its quotas have against it."""
     # Repeats, and modes that are not seen in objects, make the same.
     distinct = {
@@ -100,7 +100,7 @@ def _check_nodes(
     experiments: Sequence[ExperimentSpec],
     planned: Sequence[Sequence[PlannedPods]],
     campaign_id: str,
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Whether the nodes are fit, have what the pods need, and their images."""
     usable = [node for node in every_node if not nodes.unusable(node, spec)]
     findings = list(nodes.check_nodes(every_node, spec))
@@ -111,7 +111,7 @@ def _check_nodes(
             findings += _tried("room", room)
     lost = nodes.lost(every_node, spec)
     for finding in findings:
-        yield replace(finding, away=finding.away or (lost and finding.severity is Severity.ERROR))
+        yield replace(finding, away=finding.away or (lost and finding.severity is IssueLevel.ERROR))
     servers = [each.workload.server.image for each in experiments if each.workload.server]
     layers = [each.condition.layer.preload_image for each in experiments if each.condition and each.condition.layer]
     for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
@@ -125,7 +125,7 @@ def check_gpus(
     spec: KubernetesSpec,
     experiments: Sequence[ExperimentSpec],
     campaign_id: str,
-) -> list[Finding]:
+) -> list[Issue]:
     """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""
     if spec.by_claims:
         return [
@@ -149,7 +149,7 @@ def check_gpus(
     ]
 
 
-def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
     """Whether the namespace keeps its pods as restricted as replicas are."""
     try:
         namespace = api.find(f"/api/v1/namespaces/{spec.namespace}")
@@ -159,18 +159,18 @@ def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
     if namespace is not None and level != "restricted":
         message = f"the namespace {spec.namespace} enforces {f'the Pod Security level {level}' if level else 'no Pod Security level'}."
         advice = f"Replicas pass the strictest: kubectl label namespace {spec.namespace} {ENFORCE}=restricted"
-        yield Finding(Severity.WARNING, "pod security", message, advice)
+        yield Issue(IssueLevel.WARNING, "pod security", message, advice)
 
 
-def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _tried(name: str, check: Callable[[], Iterable[Issue]]) -> list[Issue]:
     try:
         return list(check())
     except ClusterError as error:
         return [_unchecked(name, error)]
 
 
-def _unchecked(name: str, error: ClusterError) -> Finding:
-    return Finding(Severity.WARNING, name, f"not checked: {error.message}", error.advice)
+def _unchecked(name: str, error: ClusterError) -> Issue:
+    return Issue(IssueLevel.WARNING, name, f"not checked: {error.message}", error.advice)
 
 
 def _makes_jobs(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> bool:
@@ -183,7 +183,7 @@ def _makes_jobs(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> 
     )
 
 
-def _check_version(api: Api) -> Iterator[Finding]:
+def _check_version(api: Api) -> Iterator[Issue]:
     """Whether Jobs can be as the harness makes them: before, the field is dropped without a word. Raises ClusterError."""
     version = api.get("/version")
     parts_of = [re.match(r"\d+", str(version.get(part) or "")) for part in ("major", "minor")]
@@ -194,19 +194,19 @@ def _check_version(api: Api) -> Iterator[Finding]:
             "`backoffLimitPerIndex`, which Kubernetes knows from 1.29 on: without it one replica that ends takes all others along."
         )
         advice = "Upgrade the cluster; or take `kind: deployment`, no scenario http and no `server.url`."
-        yield Finding(Severity.ERROR, "version", message, advice)
+        yield Issue(IssueLevel.ERROR, "version", message, advice)
 
 
-def _check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+def _check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
     """A Job for a queue that is not there stays suspended."""
     place, name = f"namespaces/{spec.namespace}/localqueues", spec.queue_name
     if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in KUEUE_VERSIONS):
         message = f"there is no LocalQueue {name} in the namespace {spec.namespace}."
         advice = f"Make it, or take one of: kubectl get localqueues --namespace {spec.namespace}"
-        yield Finding(Severity.ERROR, "queue", message, advice)
+        yield Issue(IssueLevel.ERROR, "queue", message, advice)
 
 
-def _check_clock(api: Api) -> Iterator[Finding]:
+def _check_clock(api: Api) -> Iterator[Issue]:
     """Tokens and leases go by the API server's clock."""
     there_s = api.server_time_s()
     skew_s = 0.0 if there_s is None else there_s - time.time()
@@ -214,10 +214,10 @@ def _check_clock(api: Api) -> Iterator[Finding]:
         message = (
             f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's."
         )
-        yield Finding(Severity.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")
+        yield Issue(IssueLevel.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")
 
 
-def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
+def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """A campaign waits for another token for as long as its limits let it; a person may be asleep by then."""
     ends_s = api.token_ends_s()
     timings = [each.timing for each in experiments]
@@ -233,10 +233,10 @@ def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Fi
         "Write one that lasts into it (kubectl create token harness --duration 24h); it is read anew, so that it can be done while the campaign runs, "
         "which waits for it between experiments."
     )
-    yield Finding(Severity.WARNING, "token", message, advice)
+    yield Issue(IssueLevel.WARNING, "token", message, advice)
 
 
-def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> Iterator[Finding]:
+def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> Iterator[Issue]:
     """A Grafana that runs during the recording is part of what is measured."""
     if spec.grafana is GrafanaCost.SCALE_DOWN or not monitoring.grafana_replicas(api, spec):
         return
@@ -247,4 +247,4 @@ def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> 
         cores = None  # why Prometheus does not answer is a finding of its own
     cost = f"it used {cores:.3f} CPU cores in the last 5 minutes" if cores is not None else "what it costs is not known"
     message = f"{spec.grafana_deployment} runs beside the measurement: {cost}, and whoever looks at it costs more."
-    yield Finding(Severity.WARNING, "grafana", message, "Set `kubernetes.grafana: scale-down`.")
+    yield Issue(IssueLevel.WARNING, "grafana", message, "Set `kubernetes.grafana: scale-down`.")

@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.backends.kubernetes.nodes import DEVICES_ADVICE, too_many
 from harness.clock import Clock
-from harness.errors import Finding, NoDataError, PrometheusError, PrometheusUnavailableError, Severity
+from harness.errors import Issue, IssueLevel, NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.source import PrometheusSource
@@ -65,7 +65,7 @@ def check_prometheus(
     now_s: Callable[[], float],
     *,
     nodes: Sequence[str] = (),
-) -> list[Finding]:
+) -> list[Issue]:
     """What Prometheus would not record, or not as assumed.
 
     Args:
@@ -79,12 +79,12 @@ def check_prometheus(
         targets = _scraped(server)
     except PrometheusError as error:
         away = isinstance(error, PrometheusUnavailableError)
-        return [Finding(Severity.ERROR, "prometheus", error.message, _UNREACHED, away=away)]
+        return [Issue(IssueLevel.ERROR, "prometheus", error.message, _UNREACHED, away=away)]
     names = {name for experiment in experiments for name in experiment.metrics}
     metrics = [metric for name, metric in CATALOGUE.items() if name in names]
     dialect = cluster(spec.namespace, ".+", labels=Labels(**spec.prometheus_labels.model_dump()))
     step_s = min((experiment.timing.step_s for experiment in experiments), default=0.0)
-    checks: list[Callable[[], Iterable[Finding]]] = [
+    checks: list[Callable[[], Iterable[Issue]]] = [
         lambda: _clock(server, step_s, now_s),
         lambda: _targets(targets),
         lambda: _presence(server, metrics, dialect, targets, spec, step_s),
@@ -92,12 +92,12 @@ def check_prometheus(
         lambda: _storage(server, experiments),
         lambda: _busy(server, spec, experiments, nodes),
     ]
-    findings: list[Finding] = []
+    findings: list[Issue] = []
     for check in checks:
         try:
             findings += check()
         except PrometheusError as error:
-            findings.append(Finding(Severity.WARNING, "prometheus", f"not checked: {error.message}", error.advice))
+            findings.append(Issue(IssueLevel.WARNING, "prometheus", f"not checked: {error.message}", error.advice))
     return findings
 
 
@@ -115,22 +115,22 @@ def _scraped(server: PrometheusServer) -> list[Target]:
         return []
 
 
-def _clock(server: PrometheusServer, step_s: float, now_s: Callable[[], float]) -> Iterator[Finding]:
+def _clock(server: PrometheusServer, step_s: float, now_s: Callable[[], float]) -> Iterator[Issue]:
     """Rows are at the harness's times and samples at the server's."""
     before_s = now_s()
     there_s = float(server.query("vector(time())").series[0].values[-1])
     after_s = now_s()
     skew_s = there_s - after_s if there_s > after_s else min(there_s - before_s, 0.0)
     if abs(skew_s) > SKEW_S:
-        yield Finding(
-            Severity.ERROR if abs(skew_s) > step_s else Severity.WARNING,
+        yield Issue(
+            IssueLevel.ERROR if abs(skew_s) > step_s else IssueLevel.WARNING,
             "clock",
             f"the clock of {server} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's.",
             "Synchronise both (timedatectl, chronyc tracking): rows would belong to other moments than they say.",
         )
 
 
-def _targets(targets: Sequence[Target]) -> Iterator[Finding]:
+def _targets(targets: Sequence[Target]) -> Iterator[Issue]:
     down = [target for target in targets if target.get("health") == "down"]
     if down:
         listed = "; ".join(
@@ -140,7 +140,7 @@ def _targets(targets: Sequence[Target]) -> Iterator[Finding]:
         more = f"; and {len(down) - _LISTED} more" if len(down) > _LISTED else ""
         message = f"{len(down)} of {len(targets)} targets of Prometheus are down: {listed}{more}."
         advice = "What only they bring will be missing; see Status > Targets on its page."
-        yield Finding(Severity.WARNING, "targets", message, advice)
+        yield Issue(IssueLevel.WARNING, "targets", message, advice)
 
 
 def _presence(
@@ -150,7 +150,7 @@ def _presence(
     targets: Sequence[Target],
     spec: KubernetesSpec,
     step_s: float,
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Whether devices and nodes are there (replicas are not, yet), and how often those who bring them are scraped."""
     jobs: dict[str, list[str]] = {}
     absent: dict[str, list[Metric]] = {}
@@ -169,7 +169,7 @@ def _presence(
         if spec.gpus_per_replica or lacking[0].level is not Level.DEVICE:
             message = f"{', '.join(each.name for each in lacking)} will be absent: Prometheus has no sample of {raw}."
             advice = "Check the exporter, its pod and its labels, before an hour is spent without it."
-            yield Finding(Severity.WARNING, "metrics", message, advice)
+            yield Issue(IssueLevel.WARNING, "metrics", message, advice)
     brought = {name for names in jobs.values() for name in names}
     if spec.gpus_per_replica and any(CATALOGUE[name].level is Level.DEVICE for name in brought):
         yield from _activity(server, dialect)
@@ -178,7 +178,7 @@ def _presence(
 
 def _intervals(
     jobs: Mapping[str, Sequence[str]], targets: Sequence[Target], spec: KubernetesSpec, step_s: float
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     for job, metrics in jobs.items():
         intervals = [
             seconds(str(each.get("scrapeInterval", ""))) for each in targets if each["labels"].get("job") == job
@@ -192,25 +192,25 @@ def _intervals(
                 f"{scrapes}, and a row is wanted every {step_s:g} s: {', '.join(metrics)} would be missing in between."
             )
             advice = f"Scrape at least every {step_s:g} s, or set timing.step_s to {slowest_s:g}."
-            yield Finding(Severity.ERROR, "scrape interval", message, advice)
+            yield Issue(IssueLevel.ERROR, "scrape interval", message, advice)
         else:
             message = f"{scrapes}; the campaign assumes {spec.scrape_interval_s:g} s."
             advice = "Set kubernetes.scrape_interval_s to what is true."
-            yield Finding(Severity.WARNING, "scrape interval", message, advice)
+            yield Issue(IssueLevel.WARNING, "scrape interval", message, advice)
 
 
-def _activity(server: PrometheusServer, dialect: Dialect) -> Iterator[Finding]:
+def _activity(server: PrometheusServer, dialect: Dialect) -> Iterator[Issue]:
     """Whether the exporter reads what the GPU's processors do."""
     ((field,), _) = FIELDS["sm_active_percent"]
     if _value(server, f"group({field}{{{dialect.gpus}}})") is None:
         message = f"the report will have no SM activity, which tells sharing modes apart: Prometheus has no sample of {field}."
         advice = "Let the exporter read it: `dcgm_exporter_profiling: true`, or its list of counters (docs/cluster.md)."
-        yield Finding(Severity.WARNING, "metrics", message, advice)
+        yield Issue(IssueLevel.WARNING, "metrics", message, advice)
 
 
 def _devices(
     server: PrometheusServer, metrics: Sequence[Metric], dialect: Dialect, spec: KubernetesSpec
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     device = next((metric for metric in metrics if metric.level is Level.DEVICE), None)
     if device is None or spec.expected_gpus is None or not spec.gpus_per_replica:
         return
@@ -220,10 +220,10 @@ def _devices(
         return  # said already
     if len(series) != spec.expected_gpus:
         listed = ", ".join(sorted(" ".join(each.labels.values()) for each in series))
-        yield Finding(Severity.WARNING, "gpus", too_many(len(series), spec.expected_gpus, listed), DEVICES_ADVICE)
+        yield Issue(IssueLevel.WARNING, "gpus", too_many(len(series), spec.expected_gpus, listed), DEVICES_ADVICE)
 
 
-def _storage(server: PrometheusServer, experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
+def _storage(server: PrometheusServer, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """Whether it keeps what it scrapes for as long as it takes to collect it, and has the room."""
     longest_s = max((experiment.timing.record_s for experiment in experiments), default=0.0)
     try:
@@ -233,18 +233,18 @@ def _storage(server: PrometheusServer, experiments: Sequence[ExperimentSpec]) ->
     if retention_s and retention_s < RETENTION_FACTOR * longest_s:
         message = f"Prometheus forgets after {retention_s:g} s, and one recording takes {longest_s:g} s."
         advice = "Raise --storage.tsdb.retention.time, or results cannot be collected again."
-        yield Finding(Severity.WARNING, "retention", message, advice)
+        yield Issue(IssueLevel.WARNING, "retention", message, advice)
     free = _value(server, 'min(kubelet_volume_stats_available_bytes{persistentvolumeclaim=~"prometheus.*"})')
     rate = _value(server, "sum(rate(prometheus_tsdb_head_samples_appended_total[5m]))")
     if free is not None and rate is not None and free < RETENTION_FACTOR * longest_s * rate * BYTES_PER_SAMPLE:
         message = f"{free / 1e9:.1f} GB are free on Prometheus' volume, at {rate:.0f} samples per second."
         advice = "Enlarge the volume, or shorten the retention: a full one stops recording."
-        yield Finding(Severity.WARNING, "disk", message, advice)
+        yield Issue(IssueLevel.WARNING, "disk", message, advice)
 
 
 def _busy(
     server: PrometheusServer, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], nodes: Sequence[str]
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """Pods that state no processors have next to no weight, which decides where others want them, too."""
     silent = [each.workload.name for each in experiments if not _states_processors(spec, each.workload)]
     if not silent or not nodes:
@@ -259,8 +259,8 @@ def _busy(
         return  # an exporter that is not there is told where its metrics are asked for
     waited = {next(iter(each.labels.values()), "?"): float(each.values[-1]) for each in series}
     if busy := [f"{name} in {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
-        yield Finding(
-            Severity.WARNING,
+        yield Issue(
+            IssueLevel.WARNING,
             "busy",
             f"processes waited for a processor of {', '.join(sorted(busy)[:_LISTED])} of the last 5 minutes, and "
             f"{', '.join(dict.fromkeys(silent))} reserves none: where processors are short, such pods come last.",
@@ -317,7 +317,7 @@ def rehearse(
     scrape_interval_s: float,
     clock: Clock,
     abort: threading.Event,
-) -> list[Finding]:
+) -> list[Issue]:
     """Ask everything of one replica that serves until it is answered, for a bounded time."""
     return _Rehearsal(server, origin, metrics, timing, clock).run(scrape_interval_s, abort)
 
@@ -345,7 +345,7 @@ class _Rehearsal:
             self._intervals_s[text.raw] = None
             self._metrics_of.setdefault(text.raw, []).append(metric.name)
 
-    def run(self, scrape_interval_s: float, abort: threading.Event) -> list[Finding]:
+    def run(self, scrape_interval_s: float, abort: threading.Event) -> list[Issue]:
         patience_s = max(self._timing.window_s + SCRAPES * scrape_interval_s, LEAST_S)
         seen_s = self._begun_s
         while not self._done() and self._clock.now_s() < self._begun_s + patience_s:
@@ -401,7 +401,7 @@ class _Rehearsal:
         ]
         return max(gaps_s, default=None)
 
-    def _unanswered(self, took_s: float) -> Iterator[Finding]:
+    def _unanswered(self, took_s: float) -> Iterator[Issue]:
         """One finding for all metrics that have the same cause, with the text of one query."""
         unseen = self._why_unseen()
         together: dict[tuple[bool, str, str], dict[str, _Query]] = {}
@@ -413,24 +413,24 @@ class _Rehearsal:
                 together.setdefault(key, {}).setdefault(metric.name, query)
         for (essential, why, advice), queries in together.items():
             verb, article = ("has", "The") if len(queries) == 1 else ("have", "A")
-            yield Finding(
-                Severity.ERROR if essential else Severity.WARNING,
+            yield Issue(
+                IssueLevel.ERROR if essential else IssueLevel.WARNING,
                 "canary",
                 f"{', '.join(queries)} of a running replica {verb} no value after {took_s:.0f} s: {why}. "
                 f"{article} query was: {next(iter(queries.values())).promql}",
                 advice,
             )
 
-    def _twice(self) -> Iterator[Finding]:
+    def _twice(self) -> Iterator[Issue]:
         if doubled := twice(self._server, self._label, self._pods):
             advice = "Let it find pods in one way: by their annotations, or by a PodMonitor."
-            yield Finding(Severity.ERROR, "canary", f"{doubled}: every request would count as often.", advice)
+            yield Issue(IssueLevel.ERROR, "canary", f"{doubled}: every request would count as often.", advice)
 
-    def _too_rare(self) -> Iterator[Finding]:
+    def _too_rare(self) -> Iterator[Issue]:
         for raw, interval_s in self._intervals_s.items():
             if interval_s is not None and interval_s > SLACK * self._timing.step_s:
-                yield Finding(
-                    Severity.WARNING,
+                yield Issue(
+                    IssueLevel.WARNING,
                     "canary",
                     f"{', '.join(self._metrics_of[raw])} have a new sample every {interval_s:.1f} s, and a row is wanted every "
                     f"{self._timing.step_s:g} s: the rows in between will be missing.",

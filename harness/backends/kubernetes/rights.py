@@ -10,7 +10,7 @@ import yaml
 
 from harness.backends.kubernetes.api import Api
 from harness.data import data_path
-from harness.errors import Finding, Severity
+from harness.errors import Issue, IssueLevel
 from harness.spec import GrafanaCost, KubernetesSpec, WorkloadKind
 
 ACCOUNT = "harness"
@@ -77,28 +77,28 @@ def _rights_to_queue(spec: KubernetesSpec) -> Named:
     return {("get", KUEUE, "localqueues", own): spec.queue_name, ("list", KUEUE, "workloads", own): ""}
 
 
-def check_looks(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+def check_looks(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
     """What the account may not look at, so that preflight cannot judge it; all of it in one finding."""
     if lacking := _lacking(api, rights_to_look(spec)):
         message = f"this account may not look at everything: {lacking}."
-        yield Finding(Severity.WARNING, "rights", message, "Without it the campaign's preflight cannot judge that.")
+        yield Issue(IssueLevel.WARNING, "rights", message, "Without it the campaign's preflight cannot judge that.")
 
 
-def check_rights(api: Api, spec: KubernetesSpec, *, jobs: bool = False, given: bool = False) -> Iterator[Finding]:
+def check_rights(api: Api, spec: KubernetesSpec, *, jobs: bool = False, given: bool = False) -> Iterator[Issue]:
     """What the account of the kubeconfig lacks; all of it in one finding. Arguments as of ``needed_rights``."""
     if lacking := _lacking(api, needed_rights(spec, jobs=jobs, given=given)):
         advice = "Use the account that playbooks/workloads.yml makes, or give this one its roles (templates/kubernetes/workloads/access.yaml.j2)."
-        yield Finding(Severity.ERROR, "rights", f"this account may not: {lacking}.", advice)
+        yield Issue(IssueLevel.ERROR, "rights", f"this account may not: {lacking}.", advice)
     if lacking := _lacking(api, rights_to_switch(spec)):
         message = f"this account may not switch how the nodes' GPUs are shared: {lacking}."
         commands = " && ".join(commands_to_allow_switching(spec))
         advice = f"An administrator allows it (--user=NAME for another account): {commands}"
-        yield Finding(Severity.ERROR, "rights", message, advice)
+        yield Issue(IssueLevel.ERROR, "rights", message, advice)
     namespace, _, name = spec.grafana_deployment.partition("/")
     if spec.grafana is GrafanaCost.SCALE_DOWN and _lacking(api, {("patch", "apps", "deployments", namespace): name}):
         message = f"this account may not scale {spec.grafana_deployment} down, so a Grafana that runs is measured, too."
         advice = "Give it that right, or state the cost: `kubernetes.grafana: leave`."
-        yield Finding(Severity.WARNING, "rights", message, advice)
+        yield Issue(IssueLevel.WARNING, "rights", message, advice)
 
 
 def _lacking(api: Api, rights: Named) -> str:

@@ -27,7 +27,7 @@ from harness.backends.kubernetes.nodes import (
 )
 from harness.backends.kubernetes.pods import condition
 from harness.clock import Clock
-from harness.errors import BackendError, ClusterError, Finding, Severity
+from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.sharing import device_plugin
 from harness.sharing.device_plugin import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
 from harness.sharing.modes import mode_of
@@ -187,7 +187,7 @@ def check(
     spec: KubernetesSpec,
     experiments: Sequence[ExperimentSpec],
     campaign_id: str,
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """What keeps the nodes from being switched to the modes of the experiments.
 
     Args:
@@ -200,7 +200,7 @@ def check(
     """
     if not nodes:
         message = f"no usable node has a GPU: neither {spec.gpu_resource} nor the label {GPU_COUNT_LABEL}."
-        yield Finding(Severity.ERROR, "gpus", message, "Is the device plugin running?")
+        yield Issue(IssueLevel.ERROR, "gpus", message, "Is the device plugin running?")
         return
     counts = {_name(node): gpus(node, configurations, spec) for node in nodes}
     wanted = set()
@@ -208,7 +208,7 @@ def check(
         try:
             chosen = device_plugin.choose(configurations, experiment, counts.values(), spec)
         except BackendError as error:
-            yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
+            yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
             continue
         wanted.add(chosen)
         yield from mode_of(experiment.sharing).check_slices(experiment, [(node, chosen.slices) for node in nodes])
@@ -216,19 +216,19 @@ def check(
             if count is None and not mode_of(chosen.mode).own_instance:
                 message = f"how many GPUs node {name} has cannot be told."
                 advice = f"Run NVIDIA's GPU feature discovery, or: kubectl label node {name} {GPU_COUNT_LABEL}=N"
-                yield Finding(Severity.ERROR, "gpus", message, advice)
+                yield Issue(IssueLevel.ERROR, "gpus", message, advice)
     for node in nodes:
         try:
             _refuse_claimed(node, _note(node), campaign_id)
         except BackendError as error:
-            yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
+            yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
         theirs = holders(node, pods, campaign_id)
         if theirs and all(_is_set(node, each.labels(spec)) for each in wanted):
             message = f"pods that are not of this campaign hold GPUs of node {_name(node)}: {', '.join(theirs)}."
-            yield Finding(Severity.WARNING, "gpus", message, HOLDERS_ADVICE)
+            yield Issue(IssueLevel.WARNING, "gpus", message, HOLDERS_ADVICE)
         elif theirs:
-            yield Finding(
-                Severity.ERROR,
+            yield Issue(
+                IssueLevel.ERROR,
                 "sharing",
                 f"node {_name(node)} cannot be switched: {', '.join(theirs)} would lose the GPU.",
                 "Let them end, or keep the campaign from that node with `kubernetes.node_selector`.",
@@ -242,14 +242,14 @@ def check_cluster(
     spec: KubernetesSpec,
     experiments: Sequence[ExperimentSpec],
     campaign_id: str,
-) -> Iterator[Finding]:
+) -> Iterator[Issue]:
     """The same of all nodes before anything is started, and whether somebody is there to do it. Raises ClusterError."""
     try:
         configurations = device_plugin.read(api.find, spec)
     except ClusterError:
         raise
     except BackendError as error:
-        yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
+        yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
         return
     nodes = gpu_nodes(found, spec)
     yield from check(nodes, pods, configurations, spec, experiments, campaign_id)
@@ -260,7 +260,7 @@ def check_cluster(
                 f"no config manager of the device plugin is seen on node {_name(node)}: nobody may heed its label."
             )
             advice = "Install the plugin with configurations: docs/cluster.md says how."
-            yield Finding(Severity.WARNING, "sharing", message, advice)
+            yield Issue(IssueLevel.WARNING, "sharing", message, advice)
 
 
 def restore(api: Api, spec: KubernetesSpec, campaign_id: str) -> list[str]:
@@ -324,9 +324,9 @@ def gpus(node: Object, configurations: Sequence[Configuration], spec: Kubernetes
     return offered((node.get("status") or {}).get("capacity") or {}, spec) // current.slices or None
 
 
-def _refuse(findings: Iterator[Finding]) -> None:
+def _refuse(findings: Iterator[Issue]) -> None:
     """Raise BackendError with every error."""
-    found = [finding for finding in findings if finding.severity is Severity.ERROR]
+    found = [finding for finding in findings if finding.severity is IssueLevel.ERROR]
     if found:
         advice = " ".join(dict.fromkeys(finding.advice for finding in found))
         raise BackendError(" ".join(finding.message for finding in found), advice=advice)

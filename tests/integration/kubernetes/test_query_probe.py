@@ -10,7 +10,7 @@ import pytest
 
 from harness.backends.kubernetes.probe import check_prometheus, cost_of, rehearse
 from harness.clock import SystemClock
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.source import PrometheusSource
@@ -87,7 +87,7 @@ def test_a_canary_that_is_seen_in_every_metric_gets_no_remark(scene):
 
 def test_a_pod_that_is_not_discovered_is_one_error_with_the_servers_reason(scene):
     found = {one.severity: one for one in scene.rehearse(pods=("work-x",))}
-    error, warning = found[Severity.ERROR], found[Severity.WARNING]
+    error, warning = found[IssueLevel.ERROR], found[IssueLevel.WARNING]
     assert len(found) == 2
     assert error.message.startswith(
         "latency_avg, latency_p50, latency_p95, latency_p99, throughput, total_count of a running replica have no value"
@@ -113,7 +113,7 @@ def test_a_pod_that_cannot_be_scraped_is_an_error_with_the_scrapes_own(scene):
 
 def test_a_metric_that_a_scraped_replica_does_not_publish_is_no_matter_of_discovery(scene):
     [found] = scene.rehearse(metrics=["client_ttft_p50"])
-    assert (found.severity, "it matches nothing. The query was" in found.message) == (Severity.WARNING, True)
+    assert (found.severity, "it matches nothing. The query was" in found.message) == (IssueLevel.WARNING, True)
 
 
 def test_a_replica_that_is_scraped_twice_is_an_error_with_both_jobs(scene, tmp_path):
@@ -141,7 +141,7 @@ def test_an_exporter_that_is_down_is_a_warning(scene):
     finally:
         scene.pages.down.clear()
     # Its old samples are in the window still, its newest are marked as stale.
-    assert [one.severity for one in found] == [Severity.WARNING]
+    assert [one.severity for one in found] == [IssueLevel.WARNING]
     assert "gpu_power of a running replica has no value" in found[0].message
 
 
@@ -165,14 +165,14 @@ def test_a_prometheus_as_assumed_gets_no_remark(scene):
 def test_a_prometheus_that_is_not_there():
     with PrometheusServer(f"http://127.0.0.1:{free_port()}", timeout_s=1) as server:
         [found] = check_prometheus(server, SPEC, [EXPERIMENT], SystemClock().now_s)
-    assert (found.severity, found.check) == (Severity.ERROR, "prometheus")
+    assert (found.severity, found.check) == (IssueLevel.ERROR, "prometheus")
     assert "cannot be reached" in found.message
 
 
 @pytest.mark.parametrize(
     ("step_s", "severity", "words"),
     [
-        (0.5, Severity.ERROR, "scrapes dcgm-exporter every 1 s, and a row is wanted every 0.5 s: gpu_utilization"),
+        (0.5, IssueLevel.ERROR, "scrapes dcgm-exporter every 1 s, and a row is wanted every 0.5 s: gpu_utilization"),
         (5.0, None, ""),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_scrape_interval_that_is_not_the_assumed_one(scene):
 
 def test_clocks_that_differ(scene):
     [found] = scene.check(ahead_s=30)
-    assert (found.severity, found.check) == (Severity.ERROR, "clock")
+    assert (found.severity, found.check) == (IssueLevel.ERROR, "clock")
     assert "30.0 s ahead of this machine's" in found.message
 
 
@@ -229,7 +229,7 @@ def test_a_busy_node_is_told_to_whom_reserves_no_processors(scene, monkeypatch):
         return [one for one in found if one.check == "busy"]
 
     [said] = told()
-    assert said.severity is Severity.WARNING
+    assert said.severity is IssueLevel.WARNING
     assert re.search(
         r"processes waited for a processor of n1 in \d+ % of the last 5 minutes, and own reserves none", said.message
     )

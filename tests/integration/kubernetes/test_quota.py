@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends.kubernetes import objects, preflight
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.errors import ClusterError, Severity
+from harness.errors import ClusterError, IssueLevel
 from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import eventually
@@ -95,7 +95,7 @@ def agree(api, pods, kind, spec, server_asks):
     with in_force(api, kind, spec):
         _, found = preflight._admitted(api, pods, [asked], "c0ffee")
         said = refused(api, group.workload)
-    assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)
+    assert bool(said) is any(one.severity is IssueLevel.ERROR for one in found), (said, found)
 
 
 @pytest.mark.parametrize(

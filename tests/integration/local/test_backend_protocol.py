@@ -10,7 +10,7 @@ from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
-from harness.errors import BackendError, Severity
+from harness.errors import BackendError, IssueLevel
 from harness.metrics.catalogue import select
 from harness.results import layout
 from harness.spec import KubernetesSpec, Timing
@@ -75,7 +75,7 @@ def test_a_deployment_is_recorded_where_it_runs(deployment):
 
 def test_a_backend_rehearses_and_leaves_nothing(backend, tmp_path):
     found = backend.rehearse(experiment(replicas=2), tmp_path / "rehearsal", abort=threading.Event())
-    assert [finding for finding in found if finding.severity is Severity.ERROR] == []
+    assert [finding for finding in found if finding.severity is IssueLevel.ERROR] == []
 
 
 def test_every_replica_has_a_log(deployment, tmp_path):

@@ -10,7 +10,7 @@ from harness.backends.kubernetes.probe import check_prometheus
 from harness.campaign import reexport
 from harness.campaign.folder import create
 from harness.campaign.source import given
-from harness.errors import CampaignFileError, PrometheusError, Severity
+from harness.errors import CampaignFileError, IssueLevel, PrometheusError
 from harness.metrics.prometheus.source import PrometheusSource
 from harness.spec import KubernetesSpec
 from harness.spec.kubernetes import PrometheusAccess
@@ -109,7 +109,7 @@ def test_preflight_takes_a_store_that_scrapes_nothing_itself(proxy, access, scra
     spec = KubernetesSpec(prometheus_url=proxy.url, prometheus_access=access)
     with direct(proxy.url, access) as server:
         found = check_prometheus(server, spec, [], time.time)
-    assert [one.message for one in found if one.check == "prometheus" or one.severity is Severity.ERROR] == []
+    assert [one.message for one in found if one.check == "prometheus" or one.severity is IssueLevel.ERROR] == []
     with direct(proxy.url, changed(access, token_file=None)) as server:
         [found] = check_prometheus(server, spec, [], time.time)
     assert "401" in found.message

@@ -15,7 +15,7 @@ from PIL import Image
 
 from harness.analysis.campaign import analyse
 from harness.analysis.pages.curves import overview, scaling
-from harness.analysis.pages.plot import Panel, Picture, Rule, Series, linear_ticks, log_ticks, thinned
+from harness.analysis.pages.plot import Panel, Picture, PlotSeries, ReferenceLine, linear_ticks, log_ticks, thinned
 from harness.analysis.pages.png import png
 from harness.analysis.pages.svg import chart, document
 from harness.analysis.pages.timeline import timeline
@@ -109,14 +109,15 @@ def test_two_restless_runs_flatten_no_panel_and_reach_below_nothing(tmp_path: Pa
 
 PANELS = (
     Panel(
-        title="a < b", series=[Series(x=[1, 2], y=[1, 2], low=[0.5, 1], high=[2, 90], name="one & two", markers=True)]
+        title="a < b",
+        series=[PlotSeries(x=[1, 2], y=[1, 2], low=[0.5, 1], high=[2, 90], name="one & two", markers=True)],
     ),
-    Panel(title="far", series=[Series(x=[1, 64], y=[3, 900], colour=1)], logarithmic=True, doubling=True),
-    Panel(title="bars", series=[Series(x=[-1, 3], y=[0, 1], low=[-2, 2], high=[0, 4], labels=["less", "more"])]),
+    Panel(title="far", series=[PlotSeries(x=[1, 64], y=[3, 900], colour=1)], logarithmic=True, doubling=True),
+    Panel(title="bars", series=[PlotSeries(x=[-1, 3], y=[0, 1], low=[-2, 2], high=[0, 4], labels=["less", "more"])]),
     Panel(
         title="gaps",
-        series=[Series(x=[0, 1, 2, 3], y=[1, math.nan, 2, 3])],
-        rules=[Rule(2, "limit"), Rule(1, vertical=True)],
+        series=[PlotSeries(x=[0, 1, 2, 3], y=[1, math.nan, 2, 3])],
+        rules=[ReferenceLine(2, "limit"), ReferenceLine(1, vertical=True)],
     ),
     Panel(title="nothing", absent="no GPU was there"),
 )
@@ -150,7 +151,7 @@ def test_hover_values_lie_where_they_are_drawn_and_a_cut_interval_has_an_arrow()
 def test_a_long_line_keeps_its_extremes_and_its_nothing() -> None:
     values = np.sin(np.arange(5000.0))
     values[1234], values[3000:3500] = 7.0, np.nan
-    series = thinned(Series(x=np.arange(5000.0).tolist(), y=values.tolist(), name="p99"))
+    series = thinned(PlotSeries(x=np.arange(5000.0).tolist(), y=values.tolist(), name="p99"))
     assert len(series.x) <= 240
     assert series.x[list(series.y).index(7.0)] == 1234
     assert np.nanmin(series.y) == np.nanmin(values)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from harness.backends import devices
-from harness.errors import BackendError, Severity
+from harness.errors import BackendError, IssueLevel
 from harness.metrics.nvml import GpuFacts
 from harness.spec import ConditionSpec, NeighbourSpec, WorkloadSpec
 from tests.support.experiments import experiment
@@ -54,7 +54,7 @@ def test_more_than_there_are_is_refused_before_and_at_the_start():
     spec = experiment(replicas=3, workload={"cpus_per_replica": 3})
 
     [finding] = devices.check_cpus(spec, [])
-    assert (finding.severity, finding.check) == (Severity.ERROR, "cpus")
+    assert (finding.severity, finding.check) == (IssueLevel.ERROR, "cpus")
     assert finding.message == "the replicas want 9 CPUs of their own, and the harness may use 8."
     with pytest.raises(BackendError, match="want 9 CPUs of their own"):
         devices.deal_cpus(spec, [])
@@ -64,7 +64,7 @@ def test_who_is_far_from_its_gpu_is_told():
     spec = experiment(replicas=3, workload={"cpus_per_replica": 2})
 
     [finding] = devices.check_cpus(spec, [gpu(2, 3, 6, 7)])
-    assert finding.severity is Severity.WARNING
+    assert finding.severity is IssueLevel.WARNING
     assert finding.message.startswith("1 replica gets CPUs that are not near their GPU")
     assert list(devices.check_cpus(experiment(replicas=2, workload={"cpus_per_replica": 2}), [gpu(2, 3, 6, 7)])) == []
     assert list(devices.check_cpus(experiment(replicas=2), [gpu(2)])) == []

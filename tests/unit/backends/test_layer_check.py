@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends.layer_check import check_layer, check_layer_of_image
 from harness.backends.local_check import check_machine
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.spec import ConditionSpec, LayerSpec
 from tests.support.experiments import experiment, neighbour
 
@@ -70,7 +70,9 @@ def test_neighbours_are_checked_like_the_measured_workload():
     )
     condition = ConditionSpec(name="beside", neighbours=[lost, hungry])
 
-    errors = [one.message for one in check_machine([experiment(condition=condition)]) if one.severity is Severity.ERROR]
+    errors = [
+        one.message for one in check_machine([experiment(condition=condition)]) if one.severity is IssueLevel.ERROR
+    ]
 
     assert any("the workload noisy is no_such_module:make" in message for message in errors)
     assert any(

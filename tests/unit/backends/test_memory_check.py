@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends import local_check
 from harness.campaign import doctor
-from harness.errors import ReasonCode, Severity
+from harness.errors import IssueLevel, ReasonCode
 from harness.metrics.nvml import GpuFacts
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.spec.workload import BUILTIN_WORKLOADS
@@ -57,7 +57,7 @@ def test_every_built_in_workload_has_an_estimate():
 def test_as_many_replicas_as_fit_are_let_through_and_one_more_is_refused(name, workload, fit):
     assert findings(name, fit, **workload) == []
     (refused,) = findings(name, fit + 1, **workload)
-    assert (refused.severity, refused.code) == (Severity.ERROR, ReasonCode.OUT_OF_MEMORY)
+    assert (refused.severity, refused.code) == (IssueLevel.ERROR, ReasonCode.OUT_OF_MEMORY)
     assert f"{fit + 1} replicas of {name} need about" in refused.message
     assert "10.0 GB are free" in refused.message
 
@@ -88,10 +88,10 @@ def test_what_a_cgroup_leaves_of_memory_and_cpus_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(local_check, "Cgroup", lambda: machine.cgroup)
 
     (refused,) = findings("resnet50", 1)
-    assert (refused.severity, refused.code) == (Severity.ERROR, ReasonCode.OUT_OF_MEMORY)
+    assert (refused.severity, refused.code) == (IssueLevel.ERROR, ReasonCode.OUT_OF_MEMORY)
     assert "0.3 GB are free" in refused.message
     (limited,) = findings("resnet50", 1, check="cpus")
-    assert limited.severity is Severity.WARNING
+    assert limited.severity is IssueLevel.WARNING
 
     monkeypatch.setattr(doctor, "Cgroup", lambda: machine.cgroup)
     cpus = len(os.sched_getaffinity(0))

@@ -21,10 +21,10 @@ from harness.errors import (
     BackendError,
     CampaignInterruptedError,
     ConflictError,
-    Finding,
+    Issue,
+    IssueLevel,
     ReasonCode,
     ReplicaDiedError,
-    Severity,
     StorageError,
 )
 from harness.results.layout import metric_files
@@ -173,8 +173,8 @@ def test_invalid_experiments_run_again_only_when_asked(stage):
 
 def test_a_refused_preflight_starts_nothing(stage):
     on = stage(limits=Limits(retries=0))
-    memory = Finding(Severity.ERROR, "memory", "too small.", "Use fewer replicas.", ReasonCode.OUT_OF_MEMORY)
-    on.backend.findings = [Finding(Severity.ERROR, "gpu", "there is none."), memory]
+    memory = Issue(IssueLevel.ERROR, "memory", "too small.", "Use fewer replicas.", ReasonCode.OUT_OF_MEMORY)
+    on.backend.findings = [Issue(IssueLevel.ERROR, "gpu", "there is none."), memory]
 
     assert on.runner().run().invalid == [ONE, TWO]
 
@@ -200,7 +200,7 @@ def test_what_sends_carries_the_campaigns_own_mark(stage, monkeypatch):
 
 def test_what_preflight_warned_of_is_in_the_manifest(stage):
     on = stage(replicas=[1])
-    on.backend.findings = [Finding(Severity.WARNING, "load", "other work runs on this machine.")]
+    on.backend.findings = [Issue(IssueLevel.WARNING, "load", "other work runs on this machine.")]
 
     assert on.runner().run().statuses == {ONE: Status.VALID}
 
@@ -500,7 +500,7 @@ def test_status_before_during_and_after(stage):
 
 def test_the_backend_rehearses_once_a_run_and_what_it_found_is_kept(stage):
     on = stage(replicas=[1, 2])
-    on.backend.rehearsal = [Finding(Severity.WARNING, "canary", "io_psi gives no sample here.")]
+    on.backend.rehearsal = [Issue(IssueLevel.WARNING, "canary", "io_psi gives no sample here.")]
 
     assert set(on.runner().run().statuses.values()) == {Status.VALID}
 

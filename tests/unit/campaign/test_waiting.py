@@ -5,13 +5,13 @@ import pytest
 from harness.campaign import events
 from harness.campaign.progress import campaign_status
 from harness.campaign.verify import verify_campaign
-from harness.errors import AwayError, BackendError, CampaignInterruptedError, Finding, ImageError, Severity
+from harness.errors import AwayError, BackendError, CampaignInterruptedError, ImageError, Issue, IssueLevel
 from harness.results.manifest import Status, read_manifest
 from harness.spec import ConditionSpec, Limits, OnReplicaDeath, WorkloadSpec
 from tests.support.fake_backend import FakeBackend
 from tests.unit.campaign.conftest import BESIDE, ONE, TWO
 
-GONE = Finding(Severity.ERROR, "prometheus", "Prometheus cannot be reached.", away=True)
+GONE = Issue(IssueLevel.ERROR, "prometheus", "Prometheus cannot be reached.", away=True)
 
 
 class Outage(FakeBackend):
@@ -105,7 +105,7 @@ def test_what_does_not_come_back_pauses_the_campaign_and_counts_no_attempt(stage
 def test_for_what_will_not_mend_itself_nothing_is_waited_for(stage):
     on = stage(limits=Limits(retries=0))
 
-    assert outage(on, 1e9, Finding(Severity.ERROR, "rights", "this account may not.")).run().invalid == [TWO]
+    assert outage(on, 1e9, Issue(IssueLevel.ERROR, "rights", "this account may not.")).run().invalid == [TWO]
 
     assert said_of_waiting(on) == []
 
@@ -151,7 +151,7 @@ def tried(on):
     return sorted(folder.name for folder in (on.folder.path / "attempts").iterdir())
 
 
-GONE_IMAGE = Finding(Severity.ERROR, "image", "localhost/w:1 is not in the store of a.", "Build it there.")
+GONE_IMAGE = Issue(IssueLevel.ERROR, "image", "localhost/w:1 is not in the store of a.", "Build it there.")
 NO_IMAGE = ImageError("replicas cannot start: ErrImagePull: manifest unknown.", advice="Check the image's name.")
 
 

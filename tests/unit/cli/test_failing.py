@@ -23,13 +23,13 @@ from harness.errors import (
     DegradedError,
     ExperimentsFailedError,
     FailOn,
-    Finding,
     HarnessError,
+    Issue,
+    IssueLevel,
     ObjectiveMissedError,
     PreflightError,
     RegressionError,
     ResultsPathError,
-    Severity,
     UsageError,
 )
 from harness.results.layout import STATE
@@ -150,8 +150,8 @@ def test_a_plan_that_preflight_refuses_fails_as_its_run_would(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
-        Finding(Severity.ERROR, "disk", "the disk is full.", "Free some."),
-        Finding(Severity.WARNING, "load", "busy."),
+        Issue(IssueLevel.ERROR, "disk", "the disk is full.", "Free some."),
+        Issue(IssueLevel.WARNING, "load", "busy."),
     ]
     monkeypatch.setattr(preflight, "check", lambda *_: found)
     done = plan(tmp_path, PLAN, *(word for reason in asked for word in ("--fail-on", reason)), "--json")
@@ -161,7 +161,7 @@ def test_a_plan_that_preflight_refuses_fails_as_its_run_would(
 
 
 def test_a_plan_with_warnings_fails_where_degraded_runs_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "check", lambda *_: [Finding(Severity.WARNING, "load", "busy.", "Wait.")])
+    monkeypatch.setattr(preflight, "check", lambda *_: [Issue(IssueLevel.WARNING, "load", "busy.", "Wait.")])
     assert plan(tmp_path, PLAN, "--fail-on", "invalid").exception is None
     error = failure(plan(tmp_path, PLAN, "--fail-on", "degraded"))
     assert (type(error), error.exit_code, error.message) == (DegradedError, 14, "Preflight warns: busy.")

@@ -4,7 +4,7 @@ import pytest
 
 from harness.backends.kubernetes import preflight
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.spec import (
     ConditionSpec,
     KubernetesSpec,
@@ -104,17 +104,17 @@ def test_where_nothing_is_in_the_way_nothing_is_said(checked):
 @pytest.mark.parametrize("of", [EIGHT, []], ids=["planned", "none planned"])
 def test_what_pods_need_and_is_not_there_is_refused(checked, cluster, gone, check, of):
     del cluster.store._objects[gone]
-    assert [each[:2] for each in checked(of=of)] == [(check, Severity.ERROR)]
+    assert [each[:2] for each in checked(of=of)] == [(check, IssueLevel.ERROR)]
 
 
 def test_a_namespace_that_is_going_and_a_class_that_is_not_there(checked, cluster):
     night = SPEC.model_copy(update={"priority_class": "night"})
-    assert [each[:2] for each in checked(spec=night)] == [("priority class", Severity.ERROR)]
+    assert [each[:2] for each in checked(spec=night)] == [("priority class", IssueLevel.ERROR)]
     cluster.store._objects["namespaces", "", "inference"]["status"] = {"phase": "Terminating"}
-    assert [each[:2] for each in checked()] == [("namespace", Severity.ERROR)]
+    assert [each[:2] for each in checked()] == [("namespace", IssueLevel.ERROR)]
 
 
-@pytest.mark.parametrize(("refused", "severity"), [("deployments", Severity.ERROR), ("pods", Severity.WARNING)])
+@pytest.mark.parametrize(("refused", "severity"), [("deployments", IssueLevel.ERROR), ("pods", IssueLevel.WARNING)])
 def test_a_policy_of_the_cluster_is_told_in_its_own_words(checked, cluster, refused, severity):
     def refuse(verb, target):
         if (verb, target.resource) == ("create", refused):
@@ -130,7 +130,7 @@ def test_a_policy_of_the_cluster_is_told_in_its_own_words(checked, cluster, refu
 def test_without_the_right_to_try_a_pod_quotas_are_counted_all_the_same(checked, cluster):
     cluster.denied.add(Review("create", "pods"))
     found = checked({"pods": "7"})
-    assert [each[:2] for each in found] == [("quota", Severity.WARNING), ("quota", Severity.ERROR)]
+    assert [each[:2] for each in found] == [("quota", IssueLevel.WARNING), ("quota", IssueLevel.ERROR)]
     assert needs(found) == {"pods": "8"}
 
 
@@ -146,18 +146,18 @@ def test_without_the_right_to_try_a_pod_quotas_are_counted_all_the_same(checked,
 )
 def test_a_quota_that_would_refuse_the_replicas(checked, hard, needed):
     found = checked(hard)
-    assert [each[:2] for each in found] == [("quota", Severity.ERROR)]
+    assert [each[:2] for each in found] == [("quota", IssueLevel.ERROR)]
     assert needs(found) == dict.fromkeys(hard, needed)
 
 
 def test_what_others_use_is_refused_and_may_end_and_what_is_left_of_the_campaign_is_deleted_first(checked, cluster):
     [(check, severity, _, away)] = checked({"pods": "10"}, used={"pods": "3"})
-    assert (check, severity, away) == ("quota", Severity.ERROR, True)
+    assert (check, severity, away) == ("quota", IssueLevel.ERROR, True)
     labels = {"gpu-sharing-harness/campaign": "mine"}
     body = {"metadata": {"name": "left", "labels": labels}, "spec": {"containers": [{"image": "x"}]}}
     cluster.store.create(Target("api/v1", "inference", "pods"), body)
-    assert [each[1] for each in checked({"pods": "10"}, used={"pods": "3"})] == [Severity.WARNING]
-    assert [each[1] for each in checked({"pods": "10"}, used={"pods": "10"})] == [Severity.WARNING], "not even one"
+    assert [each[1] for each in checked({"pods": "10"}, used={"pods": "3"})] == [IssueLevel.WARNING]
+    assert [each[1] for each in checked({"pods": "10"}, used={"pods": "10"})] == [IssueLevel.WARNING], "not even one"
 
 
 @pytest.mark.parametrize(
@@ -246,14 +246,14 @@ def test_a_quota_counts_for_the_pods_in_its_scope(checked, cluster, scope, count
 )
 def test_a_quota_refuses_pods_that_do_not_state_what_it_counts(checked, spec, refused):
     found = checked({"limits.cpu": "64", "requests.memory": "1Ti"}, spec=spec, of=[experiment(workload=HTTP)])
-    assert [each[:2] for each in found] == ([("quota", Severity.ERROR)] * 2 if refused else []), "replicas and load"
+    assert [each[:2] for each in found] == ([("quota", IssueLevel.ERROR)] * 2 if refused else []), "replicas and load"
     assert all("must specify limits.cpu for: replica" in message for *_, message, _ in found)
 
 
 def test_default_limits_let_a_replica_in_and_throttle_it_and_count(checked):
     default = [{"type": "Container", "default": {"cpu": "2"}}]
     [(_, severity, message, _)] = checked({"limits.cpu": "64"}, limits=default)
-    assert severity is Severity.WARNING
+    assert severity is IssueLevel.WARNING
     assert "(cpu 2)" in message
     assert needs(checked({"requests.cpu": "8"}, limits=default)) == {"requests.cpu": "16"}
 

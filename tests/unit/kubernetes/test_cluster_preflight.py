@@ -11,7 +11,7 @@ from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nod
 from harness.backends.kubernetes.probe import seconds
 from harness.backends.kubernetes.rights import REVIEWS
 from harness.campaign.plan import expand
-from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError, Severity
+from harness.errors import ClusterError, IssueLevel, PrometheusError, PrometheusUnavailableError
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_cluster import FakeCluster
@@ -135,7 +135,7 @@ def test_of_a_cluster_whose_only_node_is_cordoned_nothing_is_said_of_its_gpus():
     switching = SPEC.model_copy(update={"device_plugin_configs": "nvidia/configs"})
     api = Api({"/api/v1/nodes": {"items": [one]}, "/api/v1/namespaces/nvidia/configmaps/configs": {"data": {}}})
     for spec in (SPEC, switching):
-        assert {check for check, severity in findings(api, spec) if severity is Severity.ERROR} == {"nodes"}
+        assert {check for check, severity in findings(api, spec) if severity is IssueLevel.ERROR} == {"nodes"}
 
 
 @pytest.mark.parametrize("status", [None, 503, 401])
@@ -147,7 +147,7 @@ def test_an_api_server_that_does_not_answer_or_knows_us_no_more_is_away(status):
     [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
     assert (found.check, found.severity, found.advice, found.away) == (
         "cluster",
-        Severity.ERROR,
+        IssueLevel.ERROR,
         "Is it running?",
         True,
     )
@@ -181,7 +181,7 @@ class RestartingPrometheus(NoPrometheus):
 @pytest.mark.parametrize(("server", "away"), [(NoPrometheus, False), (RestartingPrometheus, True)])
 def test_a_prometheus_that_does_not_answer_is_away_and_one_that_refuses_is_not(server, away):
     [found] = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=server)
-    assert (found.check, found.severity, found.away) == ("prometheus", Severity.ERROR, away)
+    assert (found.check, found.severity, found.away) == ("prometheus", IssueLevel.ERROR, away)
     assert "cannot be reached" in found.message
 
 
@@ -209,10 +209,10 @@ def test_nodes_and_gpus_that_went_away_may_come_back_and_too_few_are_too_few(nod
     api = Api({"/api/v1/nodes": {"items": nodes}})
     plan = list(expand(campaign(replicas=[8])))
     found = preflight.check(api, SPEC, plan, campaign_id="mine", prometheus=RestartingPrometheus)
-    errors = [one for one in found if one.severity is Severity.ERROR and one.check != "prometheus"]
+    errors = [one for one in found if one.severity is IssueLevel.ERROR and one.check != "prometheus"]
     assert errors
     assert {one.away for one in errors} == {away}
-    assert not any(one.away for one in found if one.severity is Severity.WARNING)
+    assert not any(one.away for one in found if one.severity is IssueLevel.WARNING)
 
 
 @pytest.mark.parametrize(
@@ -220,22 +220,22 @@ def test_nodes_and_gpus_that_went_away_may_come_back_and_too_few_are_too_few(nod
     [
         (
             [node(ready="False")],
-            Severity.ERROR,
+            IssueLevel.ERROR,
             "node n1 takes no replica: it is not ready (Ready, KubeletNotReady: PLEG",
         ),
-        ([node(ready="Unknown"), node("n2")], Severity.WARNING, "node n1 takes no replica: it is not ready"),
-        ([node(cordoned=True)], Severity.ERROR, "it is cordoned"),
+        ([node(ready="Unknown"), node("n2")], IssueLevel.WARNING, "node n1 takes no replica: it is not ready"),
+        ([node(cordoned=True)], IssueLevel.ERROR, "it is cordoned"),
         (
             [node(taints=[{"key": "dedicated", "value": "x", "effect": "NoSchedule"}])],
-            Severity.ERROR,
+            IssueLevel.ERROR,
             "it has the taint dedicated=x:NoSchedule",
         ),
         (
             [node(conditions=[{"type": "DiskPressure", "status": "True", "reason": "KubeletHasDiskPressure"}])],
-            Severity.ERROR,
+            IssueLevel.ERROR,
             "node n1 is under DiskPressure, KubeletHasDiskPressure",
         ),
-        ([], Severity.ERROR, "the cluster has no node"),
+        ([], IssueLevel.ERROR, "the cluster has no node"),
     ],
 )
 def test_nodes_that_are_not_fit(nodes, severity, words):
@@ -244,7 +244,9 @@ def test_nodes_that_are_not_fit(nodes, severity, words):
     assert words in found.message
 
 
-@pytest.mark.parametrize(("lends", "severities"), [(7, [Severity.WARNING]), (0, [Severity.WARNING, Severity.ERROR])])
+@pytest.mark.parametrize(
+    ("lends", "severities"), [(7, [IssueLevel.WARNING]), (0, [IssueLevel.WARNING, IssueLevel.ERROR])]
+)
 def test_slices_that_the_device_plugin_withdrew_are_told(lends, severities):
     sick = node(gpus=lends)
     sick["status"]["capacity"] = {GPU: "8"}
@@ -302,7 +304,7 @@ def test_nodes_that_the_affinity_leaves_out_lend_nothing(requirement, taken):
 def test_more_replicas_than_slices(gpus, replicas, each, said):
     nodes = [node(f"n{index}", gpus=count) for index, count in enumerate(gpus)]
     found = gpu_findings(nodes, [], replicas, KubernetesSpec(gpus_per_replica=each))
-    assert [one.severity for one in found] == [Severity.ERROR] * bool(said)
+    assert [one.severity for one in found] == [IssueLevel.ERROR] * bool(said)
     assert all(said in one.message for one in found)
 
 
@@ -312,7 +314,7 @@ def test_neighbours_need_slices_too():
 
     told = findings(api, experiments=[experiment(replicas=3, condition=beside)])
 
-    assert "5 replicas need 5 nvidia.com/gpu, and there is room for 4" in told["gpus", Severity.ERROR]
+    assert "5 replicas need 5 nvidia.com/gpu, and there is room for 4" in told["gpus", IssueLevel.ERROR]
 
 
 def test_what_replicas_reserve_is_counted_against_the_nodes():
@@ -320,12 +322,12 @@ def test_what_replicas_reserve_is_counted_against_the_nodes():
     found = findings(Api(), reserves, [experiment(replicas=5)])
     assert (
         "5 pods reserve 4 of cpu each (tiny), and there is room for 4: n1 has 16 of cpu"
-        in found["room", Severity.ERROR]
+        in found["room", IssueLevel.ERROR]
     )
     assert not [check for check, _ in findings(Api(), reserves, [experiment(replicas=4)]) if check == "room"]
     unreadable = Api(refused={"/api/v1/pods"})
-    assert "not checked" in findings(unreadable, reserves, [experiment(replicas=4)])["room", Severity.WARNING]
-    assert ("room", Severity.WARNING) not in findings(unreadable, SPEC, [experiment(replicas=4)]), "nobody had to ask"
+    assert "not checked" in findings(unreadable, reserves, [experiment(replicas=4)])["room", IssueLevel.WARNING]
+    assert ("room", IssueLevel.WARNING) not in findings(unreadable, SPEC, [experiment(replicas=4)]), "nobody had to ask"
 
 
 def test_foreign_pods_are_named_and_counted_and_ours_are_not():
@@ -339,9 +341,9 @@ def test_foreign_pods_are_named_and_counted_and_ours_are_not():
     ]
     short, foreign = gpu_findings([node(gpus=10)], pods)
     assert "of which others hold 3" in short.message
-    assert foreign.severity is Severity.WARNING
+    assert foreign.severity is IssueLevel.WARNING
     assert "default/notebook, default/initial." in foreign.message
-    assert [one.severity for one in gpu_findings([node(gpus=11)], pods)] == [Severity.WARNING]
+    assert [one.severity for one in gpu_findings([node(gpus=11)], pods)] == [IssueLevel.WARNING]
 
 
 def test_two_gpus_where_one_was_expected():
@@ -355,7 +357,10 @@ def test_two_gpus_where_one_was_expected():
 def test_rights_that_lack_are_all_in_one_sentence():
     found = findings(Api(forbidden=["create deployments", "get pods/log"]))
     assert found == {
-        ("rights", Severity.ERROR): "this account may not: create deployments in inference; get pods/log in inference."
+        (
+            "rights",
+            IssueLevel.ERROR,
+        ): "this account may not: create deployments in inference; get pods/log in inference."
     }
 
 
@@ -370,8 +375,8 @@ def test_a_cluster_that_is_too_old_for_jobs_is_named_before_anything_starts(mino
     asked = running_already("http://engine:8000")
 
     for found in (findings(api, job), findings(api, experiments=[asked])):
-        assert f"the cluster is Kubernetes v1.{minor}, and" in found["version", Severity.ERROR]
-    assert "which Kubernetes knows from 1.29 on" in findings(api, job)["version", Severity.ERROR]
+        assert f"the cluster is Kubernetes v1.{minor}, and" in found["version", IssueLevel.ERROR]
+    assert "which Kubernetes knows from 1.29 on" in findings(api, job)["version", IssueLevel.ERROR]
     assert findings(api) == {}, "Deployments are as old as can be"
 
 
@@ -386,7 +391,7 @@ def test_what_asks_a_server_that_runs_already_needs_jobs_and_files_need_config_m
 
     found = findings(Api(forbidden=["create jobs", "delete configmaps"]), experiments=[asked])
 
-    assert found["rights", Severity.ERROR] == (
+    assert found["rights", IssueLevel.ERROR] == (
         "this account may not: create jobs in inference; delete configmaps in inference."
     )
 
@@ -406,7 +411,7 @@ def test_a_file_that_cannot_be_read_or_carried_is_refused(tmp_path, monkeypatch,
         path.write_text("".join(f'{{"prompt": "{hashlib.sha512(str(n).encode()).hexdigest()}"}}\n' for n in range(400)))
     asked = running_already("http://engine:8000", requests={"file": str(path)})
 
-    assert said in findings(Api(), experiments=[asked])["server", Severity.ERROR]
+    assert said in findings(Api(), experiments=[asked])["server", IssueLevel.ERROR]
 
 
 def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it_is_another(tmp_path, monkeypatch):
@@ -417,7 +422,7 @@ def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it
     asked = running_already("http://engine:8000", requests={"file": str(path)})
 
     for attempt in ("one", "two"):
-        assert ("server", Severity.ERROR) not in findings(Api(), experiments=[asked])
+        assert ("server", IssueLevel.ERROR) not in findings(Api(), experiments=[asked])
         [carried] = files.carried(asked.workload.server, SPEC, attempt, {})
     assert compressed == [b'{"prompt": "a"}\n']
 
@@ -430,14 +435,14 @@ def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it
 def test_grafana_that_may_not_be_scaled():
     api = Api(forbidden=["patch deployments"])
     found = findings(api, KubernetesSpec(image=IMAGE, kind="job"))
-    assert "may not scale monitoring/grafana down" in found["rights", Severity.WARNING]
+    assert "may not scale monitoring/grafana down" in found["rights", IssueLevel.WARNING]
 
 
 def test_what_may_not_be_read_is_said_not_to_be_checked():
     found = findings(Api(refused=["/api/v1/pods", QUOTAS]))
-    assert set(found) == {("gpus", Severity.WARNING), ("quota", Severity.WARNING)}
+    assert set(found) == {("gpus", IssueLevel.WARNING), ("quota", IssueLevel.WARNING)}
     assert all(message.startswith("not checked: you may not read") for message in found.values())
-    assert ("nodes", Severity.WARNING) in findings(Api(refused=["/api/v1/nodes"]))
+    assert ("nodes", IssueLevel.WARNING) in findings(Api(refused=["/api/v1/nodes"]))
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
@@ -445,7 +450,7 @@ def test_a_queue_is_looked_for_by_its_name(version):
     waiting = KubernetesSpec(image=IMAGE, kind="job", queue_name="gpus")
     queue = {f"/apis/kueue.x-k8s.io/{version}/namespaces/inference/localqueues/gpus": {"spec": {}}}
     assert findings(Api(queue), waiting) == {}
-    assert set(findings(Api(), waiting)) == {("queue", Severity.ERROR)}
+    assert set(findings(Api(), waiting)) == {("queue", IssueLevel.ERROR)}
 
 
 def test_a_token_that_ends_within_the_planned_time_is_told_before_it_is_spent():
@@ -453,26 +458,26 @@ def test_a_token_that_ends_within_the_planned_time_is_told_before_it_is_spent():
     after_half = Api(token_lasts_s=5430)
 
     assert findings(Api(token_lasts_s=7300), experiments=[hour, hour]) == findings(Api(), experiments=[hour, hour])
-    said = findings(after_half, experiments=[hour, hour])["token", Severity.WARNING]
+    said = findings(after_half, experiments=[hour, hour])["token", IssueLevel.WARNING]
     assert "UTC, in 90 min, and what is planned takes 120 min." in said
-    assert ("token", Severity.WARNING) not in findings(after_half, experiments=[hour])
-    assert "in 0 min" in findings(Api(token_lasts_s=-5), experiments=[hour])["token", Severity.WARNING]
+    assert ("token", IssueLevel.WARNING) not in findings(after_half, experiments=[hour])
+    assert "in 0 min" in findings(Api(token_lasts_s=-5), experiments=[hour])["token", IssueLevel.WARNING]
 
 
 def test_clocks_that_differ():
-    assert "60 s behind" in findings(Api(skew_s=-60))["clock", Severity.WARNING]
+    assert "60 s behind" in findings(Api(skew_s=-60))["clock", IssueLevel.WARNING]
 
 
 @pytest.mark.parametrize(
     ("spec", "images", "severity"),
     [
         (SPEC, [IMAGE], None),
-        (SPEC, ["other:1"], Severity.ERROR),
+        (SPEC, ["other:1"], IssueLevel.ERROR),
         (SPEC, [f"other:{number}" for number in range(50)], None),
         (KubernetesSpec(image="registry.example/w:1"), [], None),
-        (KubernetesSpec(image="registry.example/w:1", image_pull_policy="Never"), [], Severity.ERROR),
-        (KubernetesSpec(image="registry.example:5000/w"), [], Severity.WARNING),
-        (KubernetesSpec(image="registry.example/w:latest"), [], Severity.WARNING),
+        (KubernetesSpec(image="registry.example/w:1", image_pull_policy="Never"), [], IssueLevel.ERROR),
+        (KubernetesSpec(image="registry.example:5000/w"), [], IssueLevel.WARNING),
+        (KubernetesSpec(image="registry.example/w:latest"), [], IssueLevel.WARNING),
         (KubernetesSpec(image="registry.example/w@sha256:" + 64 * "0"), [], None),
     ],
 )
@@ -486,7 +491,9 @@ def test_the_image_of_a_layers_library_is_looked_at_too():
     hooked = experiment(condition=ConditionSpec(name="hooked", layer=layer))
     api = Api({"/api/v1/nodes": {"items": [node()]}})
 
-    assert findings(api, experiments=[hooked])["image", Severity.WARNING].startswith("registry.example/hook:latest may")
+    assert findings(api, experiments=[hooked])["image", IssueLevel.WARNING].startswith(
+        "registry.example/hook:latest may"
+    )
 
 
 def deployment(replicas):
@@ -526,7 +533,7 @@ def test_no_grafana_and_one_that_may_not_be_touched():
 def test_grafana_that_is_left_running_is_a_cost():
     api = Api({GRAFANA: deployment(1)})
     found = findings(api, KubernetesSpec(image=IMAGE, grafana="leave"))
-    assert "runs beside the measurement: what it costs is not known" in found["grafana", Severity.WARNING]
+    assert "runs beside the measurement: what it costs is not known" in found["grafana", IssueLevel.WARNING]
     assert monitoring.quiet_grafana(api, KubernetesSpec(grafana="leave"), "mine") == []
 
 
@@ -539,10 +546,10 @@ def test_durations(text, value):
 
 def test_claims_need_an_api_server_that_has_them():
     spec = SPEC.model_copy(update={"sharing_by": SharingBy.DRA})
-    assert findings(Api(), spec) == {("claims", Severity.ERROR): "the API server has no resource.k8s.io/v1."}
+    assert findings(Api(), spec) == {("claims", IssueLevel.ERROR): "the API server has no resource.k8s.io/v1."}
     seen = {claims.API: {}, claims.SLICES: {"items": []}, claims.CLAIMS: {"items": []}}
     assert findings(Api(seen), spec, [experiment()]) == {
-        ("claims", Severity.ERROR): "the ResourceSlices of gpu.nvidia.com list no GPU on n1."
+        ("claims", IssueLevel.ERROR): "the ResourceSlices of gpu.nvidia.com list no GPU on n1."
     }
 
 

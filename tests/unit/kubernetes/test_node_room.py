@@ -5,7 +5,7 @@ import pytest
 from harness.backends.kubernetes import objects
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.nodes import check_room
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.spec import ConditionSpec, KubernetesSpec, ScenarioSpec, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
 
@@ -55,7 +55,7 @@ def test_what_has_room_gets_no_remark():
 )  # fmt: skip
 def test_what_does_not_fit_even_into_empty_nodes_is_refused(nodes, said):
     [one] = found(nodes)
-    assert (one.severity, one.check, one.away) == (Severity.ERROR, "room", False)
+    assert (one.severity, one.check, one.away) == (IssueLevel.ERROR, "room", False)
     assert said in one.message
     assert "Reserve less" in one.advice
 
@@ -79,7 +79,7 @@ def test_what_others_hold_is_refused_and_may_end(other, room):
         assert said == []
         return
     [one] = said
-    assert (one.severity, one.away) == (Severity.ERROR, True)
+    assert (one.severity, one.away) == (IssueLevel.ERROR, True)
     assert f"and there is room for {room}" in one.message
     assert "End what holds it" in one.advice
 

@@ -11,7 +11,7 @@ import yaml
 from harness.backends.kubernetes import preflight, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.switching import ModeSwitch, restore
-from harness.errors import BackendError, Severity
+from harness.errors import BackendError, IssueLevel
 from harness.sharing import device_plugin
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
@@ -159,7 +159,7 @@ def test_a_mode_that_is_there_is_left_alone(here, plugin):
     switch(here, SLICED)
 
     told = findings(here, experiment(sharing=SLICED))
-    assert {check: one.severity for check, one in told.items()} == {"gpus": Severity.WARNING}
+    assert {check: one.severity for check, one in told.items()} == {"gpus": IssueLevel.WARNING}
     assert "hold GPUs of node n1: gpu/trainer" in told["gpus"].message
     assert "annotations" not in plugin.cluster.store.get(plugin.at)["metadata"]
     assert restore(here.api, here.spec, "mine") == []
@@ -339,7 +339,7 @@ def test_preflight_says_that_nobody_heeds_the_label_or_counts_the_gpus(here, plu
     plugin.cluster.store.delete(PODS.named("plugin"), {"gracePeriodSeconds": 0})
     plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {"nvidia.com/gpu.count": None}}})
     found = findings(here, experiment(sharing=MPS))
-    assert found["sharing"].severity is Severity.WARNING
+    assert found["sharing"].severity is IssueLevel.WARNING
     assert "no config manager of the device plugin is seen on node n1" in found["sharing"].message
     assert "kubectl label node n1 nvidia.com/gpu.count=N" in found["gpus"].advice
 
@@ -350,7 +350,7 @@ def test_preflight_says_that_nobody_heeds_the_label_or_counts_the_gpus(here, plu
 def test_without_the_right_to_switch_the_command_for_an_administrator_is_said(here, plugin):
     plugin.cluster.denied |= {Review("patch", "nodes"), Review("get", "configmaps")}
     told = findings(here, experiment(sharing=MPS))["rights"]
-    assert told.severity is Severity.ERROR
+    assert told.severity is IssueLevel.ERROR
     assert "may not switch how the nodes' GPUs are shared: patch nodes; get configmaps in gpu." in told.message
     assert "--verb=get,list,patch --resource=nodes && " in told.advice
     assert "--verb=get --resource=configmaps --resource-name=plugin" in told.advice

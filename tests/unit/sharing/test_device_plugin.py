@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.sharing.device_plugin import check_sharing, observed, slices_per_gpu
 from harness.spec import KubernetesSpec, MpsLimits, Sharing
 from tests.support.experiments import experiment
@@ -77,7 +77,7 @@ def test_the_mode_of_a_node_pool_of_gke_is_what_its_labels_say(labels, modes):
 def test_mps_of_gke_is_refused_which_pods_without_the_nodes_ipc_would_not_be_under():
     for sharing in (MPS, SLICED):
         (finding,) = check_sharing([of_gke(sharing_strategy="mps")], [], SPEC, [experiment(sharing=sharing)])
-        assert finding.severity is Severity.ERROR
+        assert finding.severity is IssueLevel.ERROR
         assert "node n1 has GKE's MPS, for pods that share the node's IPC" in finding.message
 
 
@@ -87,21 +87,21 @@ def found(sharing, labels, spec=SPEC):
 
 
 def test_a_mode_that_the_node_visibly_does_not_have_is_refused_with_what_to_do():
-    told = found(MPS, {"gpu__sharing_strategy": "time-slicing"})[Severity.ERROR]
+    told = found(MPS, {"gpu__sharing_strategy": "time-slicing"})[IssueLevel.ERROR]
     assert "node n1 shares its GPUs by time-slicing, and the campaign says mps." in told
     assert "harness sharing mps --replicas N; or say what there is: `sharing: [time-slicing]`" in told
-    assert "harness sharing exclusive --mig" in found(MIG, {"gpu__sharing_strategy": "none"})[Severity.ERROR]
+    assert "harness sharing exclusive --mig" in found(MIG, {"gpu__sharing_strategy": "none"})[IssueLevel.ERROR]
 
 
 def test_the_mode_that_there_is_gets_no_remark_and_one_that_nobody_shows_gets_one():
     assert found(SLICED, {"gpu__sharing_strategy": "time-slicing"}) == {}
-    assert "time-slicing is taken on trust" in found(SLICED, {})[Severity.WARNING]
+    assert "time-slicing is taken on trust" in found(SLICED, {})[IssueLevel.WARNING]
 
 
 def test_replicas_without_a_gpu_share_none():
     on_cpu = KubernetesSpec(gpus_per_replica=0)
     assert found(SLICED, {}, on_cpu) == {}
-    assert "sharing mps means nothing for replicas without a GPU" in found(MPS, {}, on_cpu)[Severity.ERROR]
+    assert "sharing mps means nothing for replicas without a GPU" in found(MPS, {}, on_cpu)[IssueLevel.ERROR]
 
 
 OF_4 = plugin({"sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}})
@@ -142,7 +142,7 @@ def test_the_slices_of_a_gpu_are_what_plugin_and_labels_say(labels, pods, number
 def test_a_client_of_mps_has_at_most_its_slices_part(limits, labels, said):
     of = [experiment(sharing=MPS, replicas=4, mps=limits)]
     errors = [
-        one.message for one in check_sharing([node(**labels)], [OF_4], SPEC, of) if one.severity is Severity.ERROR
+        one.message for one in check_sharing([node(**labels)], [OF_4], SPEC, of) if one.severity is IssueLevel.ERROR
     ]
     assert len(errors) == len(said)
     assert all(sentence in error for sentence, error in zip(said, errors, strict=True))
@@ -151,4 +151,4 @@ def test_a_client_of_mps_has_at_most_its_slices_part(limits, labels, said):
 def test_limits_on_a_node_that_does_not_show_its_slices_are_taken_on_trust():
     of = [experiment(sharing=MPS, replicas=4, mps=MpsLimits(share="1/N"))]
     (finding,) = check_sharing([node(gpu__sharing_strategy="mps")], [], SPEC, of)
-    assert (finding.severity, "does not show how many slices" in finding.message) == (Severity.WARNING, True)
+    assert (finding.severity, "does not show how many slices" in finding.message) == (IssueLevel.WARNING, True)

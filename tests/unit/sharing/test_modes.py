@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from harness.errors import Severity
+from harness.errors import IssueLevel
 from harness.sharing.modes import MODES, mode_of
 from harness.sharing.mps import Mps
 from harness.spec import MpsLimits, Sharing
@@ -62,7 +62,7 @@ def test_an_idle_gpu_is_fine(sharing):
     ],
 )
 def test_what_cannot_be_is_an_error_with_its_reason(sharing, machine, wishes, message):
-    assert message in found(sharing, machine=[gpu(**machine)], **wishes)[Severity.ERROR]
+    assert message in found(sharing, machine=[gpu(**machine)], **wishes)[IssueLevel.ERROR]
 
 
 def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
@@ -72,19 +72,19 @@ def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
 
 
 def test_shares_that_add_up_to_more_than_the_gpu_are_worth_a_warning():
-    message = found(Sharing.MPS, replicas=8, mps=MpsLimits(share=50))[Severity.WARNING]
+    message = found(Sharing.MPS, replicas=8, mps=MpsLimits(share=50))[IssueLevel.WARNING]
     assert message == "8 replicas of 50 % of the multiprocessors add up to 400 %: they overlap."
     assert found(Sharing.MPS, replicas=8, mps=MpsLimits(share="1/N")) == {}
 
 
 def test_a_daemon_that_runs_already_is_an_error(monkeypatch):
     monkeypatch.setattr(Mps, "running", lambda _self, _gpus: [431])
-    assert "an MPS daemon runs already (process 431)" in found(Sharing.MPS)[Severity.ERROR]
+    assert "an MPS daemon runs already (process 431)" in found(Sharing.MPS)[IssueLevel.ERROR]
 
 
 def test_a_machine_without_the_control_program_is_an_error(monkeypatch):
     monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda _name: None)
-    assert "there is no nvidia-cuda-mps-control" in found(Sharing.MPS)[Severity.ERROR]
+    assert "there is no nvidia-cuda-mps-control" in found(Sharing.MPS)[IssueLevel.ERROR]
 
 
 @pytest.mark.parametrize(
