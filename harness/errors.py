@@ -24,6 +24,12 @@
     │   │   └── PrometheusUnavailableError 9 it did not answer at all; asking again later may help
     │   └── NoDataError          9   the query is right and nothing matches it
     ├── NodeError               10   provisioning or verifying the node failed
+    │   ├── PlaybookError       10   Ansible could not begin: inventory, syntax, a missing file
+    │   ├── TaskFailedError     10   a task failed on a host
+    │   ├── NodeAccessError     10   sudo or ssh of a host lets nobody work there
+    │   ├── NodeUnreachableError 10  a host did not answer
+    │   ├── NodeTimeoutError    10   the run took longer than it was allowed to
+    │   └── NodeInterruptedError 130 stopped by SIGINT or SIGTERM; every process of the run has ended
     └── CampaignInterruptedError 130 stopped by SIGINT or SIGTERM; the campaign can be resumed
 
 A message is a full sentence that says what failed and where; ``advice`` says what to do next.
@@ -307,6 +313,32 @@ class NodeError(HarnessError):
     """Provisioning or verifying the node failed."""
 
     exit_code = 10
+
+
+class PlaybookError(NodeError):
+    """Ansible ended before it ran a task."""
+
+
+class TaskFailedError(NodeError):
+    """A task failed on a host."""
+
+
+class NodeAccessError(NodeError):
+    """A host's sudo or ssh stands in the way; see ``harness.node.summary.Access``."""
+
+
+class NodeUnreachableError(NodeError):
+    """A host did not answer."""
+
+
+class NodeTimeoutError(NodeError):
+    """A run took longer than it was allowed to."""
+
+
+class NodeInterruptedError(NodeError):
+    """A run was stopped by a signal."""
+
+    exit_code = 130
 
 
 class CampaignInterruptedError(HarnessError):

@@ -213,7 +213,7 @@ def _password(*, ask: bool) -> str | None:
 def _play(request: "RunRequest", *, ask: bool, json: bool) -> None:
     """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
     from harness.cli.progress import task_listener
-    from harness.node.errors import PlaybookError
+    from harness.errors import PlaybookError
     from harness.node.runner import NodeRunner, find_project
 
     project, password = find_project(), _password(ask=ask)

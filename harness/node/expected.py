@@ -1,4 +1,4 @@
-"""What the verdict expects of a node: the inventory's and the roles' variables, as Ansible resolves them.
+"""What the verdict expects of a node: the inventory's and the roles' variables, under their own names, as Ansible resolves them.
 
 What the mission fixes (modules, kernel parameters, modes) stands here as constants and not as variables, so that
 the judge does not share a mistake with the roles it judges.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import getpass
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from harness import __version__
-from harness.node.errors import PlaybookError
+from harness.errors import PlaybookError
+from harness.sharing.mode import SharingMode
 from harness.sharing.modes import WHOLE, mode_of
 
 MODULES = ("overlay", "br_netfilter")
@@ -29,234 +31,141 @@ NVIDIA_PACKAGES = (
     "libnvidia-container1",
     "libnvidia-container-tools",
 )
+ADMIN_KUBECONFIG = "/etc/kubernetes/admin.conf"
+KUBELET_KUBECONFIG = "/etc/kubernetes/kubelet.conf"
 
-REQUIRED_VARIABLES = (
-    "swap_failsafe_unit",
-    "kernel_sysctls_unit",
-    "preflight_psi_required",
-    "preflight_gpu_driver_min",
-    "crio_version",
-    "kubernetes_packages_version",
-    "kubernetes_packages_cri_tools_version",
-    "kubernetes_packages_cni_version",
-    "nvidia_toolkit_version",
-    "nvidia_toolkit_gpu",
-    "nvidia_toolkit_handler",
-    "control_plane_node_name",
-    "control_plane_pod_cidr",
-    "group_names",
-)
-OPTIONAL_VARIABLES = (
-    "calico_network",
-    "node_profile_name",
-    "node_profile_gpu_clock_mhz",
-    "node_profile_gpu_power_w",
-    "node_profile_reserved_cpus",
-    "node_profile_quiet_units",
-    "nvidia_driver_state",
-    "nvidia_driver_version",
-    "nvidia_driver_modules",
-    "nvidia_driver_fabric_manager",
-    "proxy_used",
-    "control_plane_endpoint",
-    "control_plane_kubeconfig_users",
-    "ansible_user",
-    "worker_node_name",
-    "dra_driver_state",
-    "device_plugin_sharing",
-    "device_plugin_replicas",
-    "device_plugin_mig_profiles",
-    "device_plugin_gpus_assumed",
-    "device_plugin_smoke",
-    "workload_image_name",
-    "workload_image_tag",
-    "inference_namespace_name",
-    "inference_namespace_users",
-)
+Mode = Annotated[SharingMode, BeforeValidator(lambda name: mode_of(str(name)))]
 
 
-CLAIMS = "claims"
+class Expected(BaseModel):
+    """What one node is judged by. A variable without a default must have a value in the inventory."""
 
+    model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True, arbitrary_types_allowed=True)
 
-@dataclass(frozen=True, slots=True)
-class NodeSharing:
-    """How the node's GPUs are shared between pods.
-
-    Attributes:
-        mode: exclusive, time-slicing or mps; claims where NVIDIA's DRA driver lends them.
-        slices: per GPU or MIG instance; 1 in mode exclusive and of claims.
-        mig_profiles: of the instances that every GPU is divided into; empty: instances are taken as they are.
-        gpus_assumed: how many GPUs count where none can be asked.
-    """
-
-    mode: str
-    slices: int
-    mig_profiles: tuple[str, ...]
-    gpus_assumed: int
-    smoke: bool
-
-    @classmethod
-    def from_variables(cls, variables: Mapping[str, Any]) -> NodeSharing:
-        """Make it of resolved variables."""
-        by_claims = variables.get("dra_driver_state") == "present"
-        mode = str(variables.get("device_plugin_sharing") or WHOLE.sharing.value)
-        try:
-            sliced = not by_claims and mode_of(mode).shares_gpu
-        except ValueError as error:
-            raise PlaybookError(f"device_plugin_sharing is {mode!r}, which is no sharing mode.") from error
-        slices = int(variables.get("device_plugin_replicas") or 1) if sliced else 1
-        assumed = int(variables.get("device_plugin_gpus_assumed") or 0)
-        profiles = tuple(map(str, variables.get("device_plugin_mig_profiles") or ()))
-        return cls(
-            CLAIMS if by_claims else mode,
-            slices,
-            profiles,
-            assumed,
-            smoke=bool(variables.get("device_plugin_smoke", True)),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class ManagedDriver:
-    """A managed NVIDIA driver.
-
-    Attributes:
-        modules: auto, open or proprietary.
-    """
-
-    version: str
-    modules: str
-    fabric_manager: str
-
-    @classmethod
-    def from_variables(cls, variables: Mapping[str, Any]) -> ManagedDriver | None:
-        """Make it of resolved variables; None where the driver is not managed."""
-        if variables.get("nvidia_driver_state") != "managed":
-            return None
-        names = ("nvidia_driver_version", "nvidia_driver_modules", "nvidia_driver_fabric_manager")
-        return cls(*(str(variables[name]) for name in names))
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A machine to measure on.
-
-    Attributes:
-        gpu_clock_mhz, gpu_power_w: what every GPU is held at; 0: left free.
-        reserved_cpus: the first so many are the system's.
-    """
-
-    gpu_clock_mhz: int
-    gpu_power_w: int
-    reserved_cpus: int
-    quiet_units: tuple[str, ...]
-
-    @classmethod
-    def from_variables(cls, variables: Mapping[str, Any]) -> Profile | None:
-        """Make it of resolved variables; None for the profile default."""
-        if variables.get("node_profile_name") != "measuring":
-            return None
-        return cls(
-            gpu_clock_mhz=int(variables["node_profile_gpu_clock_mhz"]),
-            gpu_power_w=int(variables["node_profile_gpu_power_w"]),
-            reserved_cpus=int(variables["node_profile_reserved_cpus"]),
-            quiet_units=tuple(map(str, variables["node_profile_quiet_units"])),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """What one node is judged by.
-
-    Attributes:
-        packages: Debian package -> upstream version, held.
-        nvidia_packages: the same, where the node has a GPU.
-        gpu: auto, required, absent or assumed (see the inventory).
-        driver_min: oldest NVIDIA driver that runs the workload image.
-        profile: how steady the machine is to be, or None where it is as the distribution runs it.
-        driver: the driver that is kept at one version, or None where somebody else installs it.
-        users: whose ``~/.kube/config`` reaches the cluster.
-        endpoint: name or address, with a port, under which the API server is reached; empty: its machine's address.
-        network: who makes the pod network: calico, bridge or none (somebody else).
-        harness_users: whose ``~/.kube/harness.conf`` is let in there.
-    """
-
-    kind: str
-    packages: Mapping[str, str]
-    nvidia_packages: Mapping[str, str]
-    failsafe_unit: str
-    sysctls_unit: str
-    psi_required: bool
-    gpu: str
-    driver_min: str
-    profile: Profile | None
-    driver: ManagedDriver | None
-    handler: str
-    node_name: str
-    pod_cidr: str
-    network: str
-    proxied: bool
-    endpoint: str
-    kubernetes_version: str
+    group_names: frozenset[str]
+    swap_failsafe_unit: str
+    kernel_sysctls_unit: str
+    preflight_psi_required: bool
+    preflight_gpu_driver_min: str
     crio_version: str
-    users: tuple[str, ...]
-    sharing: NodeSharing
-    workload_image: str
-    namespace: str
-    harness_users: tuple[str, ...]
-    admin_kubeconfig: str = "/etc/kubernetes/admin.conf"
-    kubelet_kubeconfig: str = "/etc/kubernetes/kubelet.conf"
+    kubernetes_packages_version: str
+    kubernetes_packages_cri_tools_version: str
+    kubernetes_packages_cni_version: str
+    nvidia_toolkit_version: str
+    nvidia_toolkit_gpu: Literal["auto", "required", "absent", "assumed"]
+    nvidia_toolkit_handler: str
+    control_plane_node_name: str
+    control_plane_pod_cidr: str
+    worker_node_name: str = ""
+    control_plane_endpoint: str = ""
+    control_plane_kubeconfig_users: tuple[str, ...] = ()
+    ansible_user: str = ""
+    calico_network: str = "calico"
+    proxy_used: bool = False
+    node_profile_name: str = "default"
+    node_profile_gpu_clock_mhz: int = 0
+    node_profile_gpu_power_w: int = 0
+    node_profile_reserved_cpus: int = 0
+    node_profile_quiet_units: tuple[str, ...] = ()
+    nvidia_driver_state: str = "present"
+    nvidia_driver_version: str = ""
+    nvidia_driver_modules: str = ""
+    nvidia_driver_fabric_manager: str = ""
+    dra_driver_state: str = "absent"
+    device_plugin_sharing: Mode = WHOLE
+    device_plugin_replicas: int = 1
+    device_plugin_mig_profiles: tuple[str, ...] = ()
+    device_plugin_gpus_assumed: int = 0
+    device_plugin_smoke: bool = True
+    workload_image_name: str = ""
+    workload_image_tag: str = __version__
+    inference_namespace_name: str = "inference"
+    inference_namespace_users: tuple[str, ...] = ()
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, Any]) -> Expected:
-        """Make it of resolved variables; raises PlaybookError where one is missing."""
-        missing = [name for name in REQUIRED_VARIABLES if variables.get(name) in (None, "")]
+        """Make it of resolved variables; raises PlaybookError where one is missing or has a value that cannot be."""
+        given = {name: value for name, value in variables.items() if value not in (None, "")}
+        missing = [name for name, field in cls.model_fields.items() if field.is_required() and name not in given]
         if missing:
             raise PlaybookError(
                 f"The inventory gives no value for {', '.join(missing)}.",
                 advice="Use an inventory with this project's group_vars beside it.",
             )
-        control_plane = "control_plane" in variables["group_names"]
-        kubernetes, crio = str(variables["kubernetes_packages_version"]), str(variables["crio_version"])
-        others = {
-            "cri-o": crio,
-            "cri-tools": str(variables["kubernetes_packages_cri_tools_version"]),
-            "kubernetes-cni": str(variables["kubernetes_packages_cni_version"]),
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise PlaybookError(
+                f"{first['loc'][0]} is {first['input']!r}: {first['msg']}.", advice="Correct it in the inventory."
+            ) from error
+
+    @property
+    def kind(self) -> str:
+        """control_plane or worker."""
+        return "control_plane" if "control_plane" in self.group_names else "worker"
+
+    @property
+    def node_name(self) -> str:
+        """Under which name the node has joined."""
+        return self.control_plane_node_name if self.kind == "control_plane" else self.worker_node_name
+
+    @property
+    def kubeconfig(self) -> str:
+        """With which the node asks the API server: the administrator's, or on a worker its kubelet's."""
+        return ADMIN_KUBECONFIG if self.kind == "control_plane" else KUBELET_KUBECONFIG
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """Debian package -> upstream version, held."""
+        return {
+            **dict.fromkeys(KUBERNETES_PACKAGES, self.kubernetes_packages_version),
+            "cri-o": self.crio_version,
+            "cri-tools": self.kubernetes_packages_cri_tools_version,
+            "kubernetes-cni": self.kubernetes_packages_cni_version,
         }
-        return cls(
-            kind="control_plane" if control_plane else "worker",
-            packages={**dict.fromkeys(KUBERNETES_PACKAGES, kubernetes), **others},
-            nvidia_packages=dict.fromkeys(NVIDIA_PACKAGES, str(variables["nvidia_toolkit_version"])),
-            failsafe_unit=variables["swap_failsafe_unit"],
-            sysctls_unit=variables["kernel_sysctls_unit"],
-            psi_required=bool(variables["preflight_psi_required"]),
-            gpu=variables["nvidia_toolkit_gpu"],
-            driver_min=str(variables["preflight_gpu_driver_min"]),
-            profile=Profile.from_variables(variables),
-            driver=ManagedDriver.from_variables(variables),
-            handler=variables["nvidia_toolkit_handler"],
-            node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
-            pod_cidr=variables["control_plane_pod_cidr"],
-            network=str(variables.get("calico_network") or "calico"),
-            endpoint=_with_port(str(variables.get("control_plane_endpoint") or "")),
-            proxied=bool(variables.get("proxy_used")),
-            kubernetes_version=kubernetes.partition("-")[0],
-            crio_version=crio.partition("-")[0],
-            users=tuple(variables.get("control_plane_kubeconfig_users") or [_login_user(variables)]),
-            sharing=NodeSharing.from_variables(variables),
-            workload_image=":".join(
-                (str(variables.get("workload_image_name")), str(variables.get("workload_image_tag") or __version__))
-            ),
-            namespace=str(variables.get("inference_namespace_name") or "inference"),
-            harness_users=tuple(variables.get("inference_namespace_users") or [_login_user(variables)]),
-        )
+
+    @property
+    def endpoint(self) -> str:
+        """Name or address of the API server with its port, as kubeadm writes it down; empty: its machine's address."""
+        endpoint = self.control_plane_endpoint
+        return f"{endpoint}:6443" if endpoint and ":" not in endpoint else endpoint
+
+    @property
+    def kubeconfig_users(self) -> tuple[str, ...]:
+        """Whose ``~/.kube/config`` reaches the cluster."""
+        return self.control_plane_kubeconfig_users or (self._login_user,)
+
+    @property
+    def harness_users(self) -> tuple[str, ...]:
+        """Whose ``~/.kube/harness.conf`` is let in there."""
+        return self.inference_namespace_users or (self._login_user,)
+
+    @property
+    def _login_user(self) -> str:
+        """Whoever Ansible logs in as: the inventory's user, else the user who runs this, behind sudo too."""
+        return self.ansible_user or os.environ.get("SUDO_USER") or getpass.getuser()
+
+    @property
+    def by_claims(self) -> bool:
+        """Whether NVIDIA's DRA driver lends the GPUs to claims, in place of a device plugin's slices."""
+        return self.dra_driver_state == "present"
+
+    @property
+    def sharing(self) -> SharingMode:
+        """How the node's GPUs are shared between pods; of no meaning by claims."""
+        return self.device_plugin_sharing
+
+    @property
+    def slices(self) -> int:
+        """Per GPU or MIG instance."""
+        return self.device_plugin_replicas if self.sharing.shares_gpu and not self.by_claims else 1
+
+    @property
+    def workload_image(self) -> str:
+        """The image that replicas run in."""
+        return f"{self.workload_image_name}:{self.workload_image_tag}"
 
 
-def _with_port(endpoint: str) -> str:
-    """The endpoint with its port, as kubeadm writes it down."""
-    return f"{endpoint}:6443" if endpoint and ":" not in endpoint else endpoint
-
-
-def _login_user(variables: Mapping[str, Any]) -> str:
-    """Whoever Ansible logs in as: the inventory's user, else the user who runs this, behind sudo too."""
-    return str(variables.get("ansible_user") or os.environ.get("SUDO_USER") or getpass.getuser())
+VARIABLES = tuple(Expected.model_fields)
+"""What Ansible is asked for."""

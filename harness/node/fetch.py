@@ -96,9 +96,9 @@ def _fetch_once(url: str, path: Path, sha256: str) -> None:
     with whole_file(path, replace=True) as partial:
         with partial.open("xb") as file:
             file.writelines(_body(url))
-        if (found := sha256_of(partial)) != sha256:
+        if (actual := sha256_of(partial)) != sha256:
             raise FetchError(
-                f"{url} has the SHA-256 {found} and not {sha256}.",
+                f"{url} has the SHA-256 {actual} and not {sha256}.",
                 advice="It was changed or cut off: run it again, and if it stays so, trust neither.",
             )
         sync_file(partial)
@@ -171,10 +171,10 @@ def _blob(folder: Path, digest: str) -> Path:
         raise FetchError(f"{digest!r} is no SHA-256 digest.", advice="The registry's answer is not to be trusted.")
     path = folder / "blobs" / digest.replace(":", "/")
     with storage_errors(path, "read"):
-        found = sha256_of(path)
-        if f"sha256:{found}" != digest:
+        actual = sha256_of(path)
+        if f"sha256:{actual}" != digest:
             path.unlink()
-            raise FetchError(f"{path} has the SHA-256 {found}.", advice="It was changed or cut off: run it again.")
+            raise FetchError(f"{path} has the SHA-256 {actual}.", advice="It was changed or cut off: run it again.")
     return path
 
 
@@ -222,14 +222,16 @@ def stanzas(text: str) -> Iterator[dict[str, str]]:
 
 def choose(index: str, package: Package, architecture: str) -> dict[str, str]:
     """The newest Debian revision of the wanted version. Raises FetchError where there is none."""
-    found = [
+    candidates = [
         stanza
         for stanza in stanzas(index)
         if stanza.get("Package") == package.name and stanza.get("Architecture") in (architecture, "all")
     ]
-    matching = [s for s in found if s["Version"] == package.version or s["Version"].startswith(f"{package.version}-")]
+    matching = [
+        s for s in candidates if s["Version"] == package.version or s["Version"].startswith(f"{package.version}-")
+    ]
     if not matching:
-        versions = ", ".join(sorted({stanza["Version"] for stanza in found})[-5:]) or "none"
+        versions = ", ".join(sorted({stanza["Version"] for stanza in candidates})[-5:]) or "none"
         raise FetchError(
             f"The repository {package.repository} has no {package.name} {package.version} for {architecture}; it has {versions}.",
             advice="Correct the version in inventory/group_vars/all/versions.yml.",
@@ -268,7 +270,9 @@ def _natural(version: str) -> list[tuple[int, str]]:
 
 def _mirror_variables(wanted: OfflineList) -> str:
     lines = ["# Serve this folder over http, put the images into a registry, and set these in the inventory."]
-    lines += [f"mirror_apt_{each.name}: http://MIRROR/apt/{each.name}/" for each in wanted.repositories]
+    lines += [
+        f"mirror_apt_{repository.name}: http://MIRROR/apt/{repository.name}/" for repository in wanted.repositories
+    ]
     lines += ["mirror_files: http://MIRROR/files"] if wanted.files else []
     lines += (
         ["mirror_images: REGISTRY  # skopeo copy oci:images:IMAGE docker://REGISTRY/IMAGE"] if wanted.images else []

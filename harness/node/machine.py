@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.errors import UsageError
-from harness.node.errors import NodeUnreachableError
+from harness.errors import NodeUnreachableError, UsageError
 from harness.node.runner import path_with_ours
 
 if TYPE_CHECKING:

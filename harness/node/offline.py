@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from harness.errors import UsageError
-from harness.node.errors import PlaybookError
+from harness.errors import PlaybookError, UsageError
 from harness.node.runner import resolve
 
 TABLE = Path("inventory/group_vars/all/versions.yml")
@@ -88,12 +87,12 @@ class OfflineList:
         """One line per thing, the kind first: made for reading and for grep."""
         repositories = {repository.name: repository for repository in self.repositories}
         return [
-            *(f"package {each.name}={each.version} {repositories[each.repository].url}" for each in self.packages),
+            *(f"package {entry.name}={entry.version} {repositories[entry.repository].url}" for entry in self.packages),
             *(f"package {name} (distribution)" for name in self.distribution_packages),
-            *(f"key {each.key_url} {each.fingerprint}" for each in self.repositories),
-            *(f"file {each.url} sha256:{each.sha256} {each.path}" for each in self.files),
+            *(f"key {entry.key_url} {entry.fingerprint}" for entry in self.repositories),
+            *(f"file {entry.url} sha256:{entry.sha256} {entry.path}" for entry in self.files),
             *(f"image {image}" for image in self.images),
-            *(f"requirement {each} {self.index or '(Python index)'}" for each in self.requirements),
+            *(f"requirement {entry} {self.index or '(Python index)'}" for entry in self.requirements),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,8 +112,8 @@ def collect(project: Path, *, inventory: Path | None = None, kinds: Sequence[str
     values = resolve(project, [*table, *_MIRRORS], inventory=inventory)
     ours = (project / REQUIREMENTS).read_text(encoding="utf-8")
     chosen = [
-        from_variables(each | {"workload_image_requirements": each["workload_image_requirements"] or ours})
-        for each in values.values()
+        from_variables(entry | {"workload_image_requirements": entry["workload_image_requirements"] or ours})
+        for entry in values.values()
     ]
     if any(other != chosen[0] for other in chosen):
         raise PlaybookError(

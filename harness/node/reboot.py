@@ -97,7 +97,7 @@ class RebootTest:
 
     def save_state(self, path: Path) -> None:
         """First half: judge, and write down what has to be the same after the reboot."""
-        state = [asdict(each) for each in self._state()]
+        state = [asdict(state) for state in self._state()]
         try:
             path.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
@@ -107,7 +107,7 @@ class RebootTest:
         """Second half, after the reboot. Raises UsageError where the file is none of ours."""
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
-            before = [BootState(each["host"], each["boot_id"], tuple(each["checks"])) for each in saved]
+            before = [BootState(state["host"], state["boot_id"], tuple(state["checks"])) for state in saved]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{path} is no state saved before a reboot: {error}", advice="Begin with --before."

@@ -34,8 +34,7 @@ from typing import Any
 
 from harness import supervisor
 from harness.data import data_path
-from harness.errors import UsageError
-from harness.node.errors import NodeInterruptedError, PlaybookError
+from harness.errors import NodeInterruptedError, PlaybookError, UsageError
 from harness.node.events import Listener, NodeEvent, TaskEnded, translate
 from harness.node.summary import RunSummary, SummaryBuilder
 

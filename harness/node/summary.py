@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from harness.node.errors import NodeAccessError, NodeTimeoutError, NodeUnreachableError, TaskFailedError
+from harness.errors import NodeAccessError, NodeTimeoutError, NodeUnreachableError, TaskFailedError
 from harness.node.events import NodeEvent, OutputLine, RunEnded, TaskEnded, TaskOutcome, TaskStarted
 
 _KEPT_LINES = 40
@@ -195,9 +195,11 @@ class RunSummary:
             )
         first = self.failures[0]
         what = f"{first.role}: {first.task}" if first.role else first.task
-        if (found := self.obstacle) is not None:
-            said = found.what.format(host=first.host)
-            raise NodeAccessError(f"{said[:1].upper()}{said[1:]}, at task {what!r}: {first.error}", advice=found.advice)
+        if (hindrance := self.obstacle) is not None:
+            said = hindrance.what.format(host=first.host)
+            raise NodeAccessError(
+                f"{said[:1].upper()}{said[1:]}, at task {what!r}: {first.error}", advice=hindrance.advice
+            )
         if self.status is RunStatus.UNREACHABLE:
             raise NodeUnreachableError(
                 f"Host {first.host} did not answer at task {what!r}: {first.error}",

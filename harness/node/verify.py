@@ -13,11 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.errors import UsageError
+from harness.errors import NodeUnreachableError, UsageError
 from harness.node.checks import Node, NodeCheck, registered
 from harness.node.checks.registry import CannotLookError, NotApplicableError
-from harness.node.errors import NodeUnreachableError
-from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
+from harness.node.expected import VARIABLES, Expected
 from harness.node.machine import Machine, connect
 from harness.node.runner import NodeRunner, RunRequest, resolve
 
@@ -101,8 +100,7 @@ def verify(project: Path, request: VerifyRequest) -> list[NodeVerdict]:
     Raises UsageError for an area that does not exist, NodeError where a node cannot be judged at all.
     """
     checks = selected(request.areas)
-    names = (*REQUIRED_VARIABLES, *OPTIONAL_VARIABLES)
-    variables = resolve(project, names, inventory=request.inventory, limit=request.limit)
+    variables = resolve(project, VARIABLES, inventory=request.inventory, limit=request.limit)
     verdicts = []
     for host, values in variables.items():
         expected = Expected.from_variables(values)
@@ -129,11 +127,11 @@ def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[NodeVer
     summary = NodeRunner(project).run(play)
     for verdict in verdicts:
         failures = [record for record in summary.failures if record.host in ("", verdict.host)]
-        found = "; ".join(f"{record.role} {record.task}: {record.error}" for record in failures)
+        failed = "; ".join(f"{record.role} {record.task}: {record.error}" for record in failures)
         advice = "Run `harness provision`; the task's own words say what is missing." if failures else ""
         ok = not failures
         expected = "every role's own verification passes"
-        verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", ok, expected, found or "all passed", advice))
+        verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", ok, expected, failed or "all passed", advice))
 
 
 def judge(host: str, node: Node, checks: Sequence[NodeCheck]) -> NodeVerdict:

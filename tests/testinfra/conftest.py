@@ -12,7 +12,7 @@ import pytest
 from testinfra.host import Host
 
 from harness.node.checks import Node
-from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
+from harness.node.expected import VARIABLES, Expected
 from harness.node.machine import TestinfraMachine
 from harness.node.runner import resolve
 
@@ -26,8 +26,7 @@ if shutil.which("ansible-inventory") is None:  # testinfra calls it by name whil
 def variables(pytestconfig: pytest.Config) -> dict[str, dict[str, Any]]:
     """Host -> variables, as the roles see them."""
     inventory = pytestconfig.getoption("--ansible-inventory")
-    names = (*REQUIRED_VARIABLES, *OPTIONAL_VARIABLES)
-    return resolve(PROJECT, names, inventory=Path(inventory) if inventory else None)
+    return resolve(PROJECT, VARIABLES, inventory=Path(inventory) if inventory else None)
 
 
 @pytest.fixture(scope="module")

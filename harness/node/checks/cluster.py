@@ -20,7 +20,6 @@ _HERE = (CONTROL_PLANE,)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _FAILED_PODS_MAX = 100
 _UPGRADE_MARK = "gpu-sharing-harness/cordoned-by-upgrade"
-_HOME_FIELD = 5
 
 
 def this_node(node: Node) -> dict[str, Any]:
@@ -35,8 +34,8 @@ def this_node(node: Node) -> dict[str, Any]:
 
 
 def _needs_calico(node: Node) -> None:
-    if node.expected.network != "calico":
-        raise NotApplicableError(f"calico_network is {node.expected.network}")
+    if node.expected.calico_network != "calico":
+        raise NotApplicableError(f"calico_network is {node.expected.calico_network}")
 
 
 def _condition(item: dict[str, Any], kind: str) -> str:
@@ -103,23 +102,23 @@ def node_runs_what_is_installed(node: Node) -> Observation:
     """The running kubelet and runtime are the pinned ones."""
     info = this_node(node)["status"]["nodeInfo"]
     wanted = {
-        "kubeletVersion": f"v{node.expected.kubernetes_version}",
-        "containerRuntimeVersion": f"cri-o://{node.expected.crio_version}",
+        "kubeletVersion": f"v{node.expected.kubernetes_packages_version.partition('-')[0]}",
+        "containerRuntimeVersion": f"cri-o://{node.expected.crio_version.partition('-')[0]}",
     }
-    found = {key: str(info.get(key, "absent")) for key in wanted}
-    return Observation(found == wanted, listed(wanted.values()), listed(found.values()))
+    seen = {key: str(info.get(key, "absent")) for key in wanted}
+    return Observation(seen == wanted, listed(wanted.values()), listed(seen.values()))
 
 
 @check("cluster/pod-network", advice="Reset and make the cluster again: its pod network cannot be changed.")
 def pod_network_is_ours(node: Node) -> Observation:
     """The node hands out pod addresses of the network that Calico routes."""
-    wanted = ipaddress.ip_network(node.expected.pod_cidr)
-    found = this_node(node).get("spec", {}).get("podCIDR", "absent")
+    wanted = ipaddress.ip_network(node.expected.control_plane_pod_cidr)
+    seen = this_node(node).get("spec", {}).get("podCIDR", "absent")
     try:
-        inside = ipaddress.ip_network(found).subnet_of(wanted)  # type: ignore[arg-type] # the same address family
+        inside = ipaddress.ip_network(seen).subnet_of(wanted)  # type: ignore[arg-type] # the same address family
     except (ValueError, TypeError):
         inside = False
-    return Observation(inside, f"inside {wanted}", found)
+    return Observation(inside, f"inside {wanted}", seen)
 
 
 @check("cluster/system-pods", advice="`kubectl get pods -A` and `kubectl describe` the ones named here.", kinds=_HERE)
@@ -130,8 +129,8 @@ def workloads_are_available(node: Node) -> Observation:
         **_workloads(node, "daemonsets", "desiredNumberScheduled", "numberReady"),
     }
     short = [f"{name} {ready}/{wanted}" for name, (wanted, ready) in all_workloads.items() if ready < wanted]
-    found = listed(short) if short else f"{len(all_workloads)} whole"
-    return Observation(bool(all_workloads) and not short, "all pods of every Deployment and DaemonSet ready", found)
+    seen = listed(short) if short else f"{len(all_workloads)} whole"
+    return Observation(bool(all_workloads) and not short, "all pods of every Deployment and DaemonSet ready", seen)
 
 
 @check("calico/available", advice="`kubectl get tigerastatus` and the operator's log say what is missing.", kinds=_HERE)
@@ -141,8 +140,8 @@ def calico_is_available(node: Node) -> Observation:
     items = {item["metadata"]["name"]: item for item in node.objects("tigerastatuses.operator.tigera.io")}
     degraded = [name for name, item in items.items() if _condition(item, "Degraded") == "True"]
     available = _condition(items["calico"], "Available") if "calico" in items else "no such status"
-    found = f"calico available: {available}; degraded: {listed(degraded)}"
-    return Observation(available == "True" and not degraded, "calico Available, nothing Degraded", found)
+    seen = f"calico available: {available}; degraded: {listed(degraded)}"
+    return Observation(available == "True" and not degraded, "calico Available, nothing Degraded", seen)
 
 
 @check("calico/pool", advice="Run the calico role again (--tags calico).", kinds=_HERE)
@@ -154,7 +153,7 @@ def calico_routes_the_pod_network(node: Node) -> Observation:
         for item in node.objects("installations.operator.tigera.io")
         for pool in item["spec"].get("calicoNetwork", {}).get("ipPools", [])
     ]
-    wanted = (node.expected.pod_cidr, "VXLAN")
+    wanted = (node.expected.control_plane_pod_cidr, "VXLAN")
     return Observation(pools == [wanted], " ".join(wanted), listed(" ".join(pool) for pool in pools))
 
 
@@ -162,7 +161,7 @@ def calico_routes_the_pod_network(node: Node) -> Observation:
 def runtime_class_names_the_handler(node: Node) -> Observation:
     """Pods can ask for the NVIDIA handler."""
     handlers = {item["metadata"]["name"]: str(item.get("handler")) for item in node.objects("runtimeclasses")}
-    wanted = node.expected.handler
+    wanted = node.expected.nvidia_toolkit_handler
     return Observation(handlers.get("nvidia") == wanted, f"RuntimeClass nvidia -> {wanted}", str(handlers or "none"))
 
 
@@ -202,11 +201,11 @@ def failed_pods_are_cleaned_up(node: Node) -> Observation:
     jobs = [item for item in node.objects("cronjobs", "--all-namespaces") if "failed-pods" in item["metadata"]["name"]]
     bounded = all(item["spec"]["jobTemplate"]["spec"].get("activeDeadlineSeconds") for item in jobs)
     failed = len(node.objects("pods", "--all-namespaces", "--field-selector=status.phase=Failed"))
-    found = f"{len(jobs)} clean-up jobs{'' if bounded else ' without a time limit'}, {failed} failed pods"
+    seen = f"{len(jobs)} clean-up jobs{'' if bounded else ' without a time limit'}, {failed} failed pods"
     return Observation(
         bool(jobs) and bounded and failed < _FAILED_PODS_MAX,
         f"a bounded CronJob, under {_FAILED_PODS_MAX} failed pods",
-        found,
+        seen,
     )
 
 
@@ -230,7 +229,7 @@ def workload_image_is_there(node: Node) -> Observation:
 @check("workloads/namespace", advice="Run playbooks/workloads.yml again (--tags inference_namespace).", kinds=_HERE)
 def replicas_have_a_closed_place(node: Node) -> Observation:
     """Replicas have a namespace that takes unprivileged pods only and lets nobody in but Prometheus."""
-    name = node.expected.namespace
+    name = node.expected.inference_namespace_name
     levels = {
         item["metadata"]["name"]: item["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce", "none")
         for item in node.objects("namespaces")
@@ -238,23 +237,21 @@ def replicas_have_a_closed_place(node: Node) -> Observation:
     if name not in levels:
         return Observation(False, f"namespace {name}, restricted, with a network policy", "no such namespace")
     policies = [item["metadata"]["name"] for item in node.objects("networkpolicies", "--namespace", name)]
-    found = f"pod security {levels[name]}, network policies: {listed(policies)}"
+    seen = f"pod security {levels[name]}, network policies: {listed(policies)}"
     good = levels[name] == "restricted" and bool(policies)
-    return Observation(good, f"namespace {name}, restricted, with a network policy", found)
+    return Observation(good, f"namespace {name}, restricted, with a network policy", seen)
 
 
 @check("workloads/account", advice="Run playbooks/workloads.yml again: it renews the account's token.", kinds=_HERE)
 def harness_can_come_in(node: Node) -> Observation:
     """Each user has the harness's own kubeconfig, mode 0600, and it is let in."""
-    found, ok = [], True
+    seen, good = [], True
     for user in node.expected.harness_users:
-        home = node.output("getent", "passwd", user).split(":")[_HOME_FIELD]
-        path = f"{home}/.kube/harness.conf"
-        state = node.machine.stat(path)
-        closed = state is not None and state.mode == 0o600 and state.owner == user
-        words = ("auth", "can-i", "create", "deployments.apps", f"--namespace={node.expected.namespace}")
+        path = f"{node.home(user)}/.kube/harness.conf"
+        private, file = node.private(path, user)
+        words = ("auth", "can-i", "create", "deployments.apps", f"--namespace={node.expected.inference_namespace_name}")
         answer = node.machine.command("kubectl", f"--kubeconfig={path}", "--request-timeout=15s", *words)
         said = (answer.stdout or answer.stderr).strip().splitlines()[-1:] or ["nothing"]
-        found.append(f"{path} {f'{state.mode:04o} {state.owner}' if state else 'absent'}, may: {said[0]}")
-        ok = ok and closed and answer.stdout.strip() == "yes"
-    return Observation(ok, "mode 0600, the user's own, may create deployments", "; ".join(found))
+        seen.append(f"{file}, may: {said[0]}")
+        good = good and private and answer.stdout.strip() == "yes"
+    return Observation(good, "mode 0600, the user's own, may create deployments", "; ".join(seen))

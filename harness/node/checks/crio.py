@@ -23,7 +23,6 @@ _FILES = (
 # Both may hold the proxy's password.
 _PROXY = "/etc/default/node-proxy"
 _PROXY_FILES = (_PROXY, "/etc/apt/apt.conf.d/90-node-proxy")
-_PRIVATE = 0o600
 _EXECUTABLE = 0o111
 # Older ones refuse every container that CRI-O makes: "unknown version specified".
 _CRUN_MIN = "1.14.3"
@@ -55,13 +54,13 @@ def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
 
 def old_runtimes(node: Node, programs: Iterable[str]) -> list[str]:
     """Those of these runtimes that are a crun too old for CRI-O, with their versions. Nothing is known against any runc."""
-    found = []
+    seen = []
     for program in programs:
         if program.rpartition("/")[2] == "crun":
             version = re.search(r"crun version (\d+(?:\.\d+)+)", node.output(program, "--version"))
             if version is None or version_parts(version[1]) < version_parts(_CRUN_MIN):
-                found.append(f"{program} is {version[1] if version else 'of no known version'}")
-    return found
+                seen.append(f"{program} is {version[1] if version else 'of no known version'}")
+    return seen
 
 
 def version_parts(version: str) -> list[int]:
@@ -80,10 +79,7 @@ def files_are_there(node: Node) -> Observation:
 @check("crio/service", advice=f"{_AGAIN}; its journal says why it does not run.", unit=_UNIT)
 def service_runs(node: Node) -> Observation:
     """CRI-O runs now, and at the next boot."""
-    unit = node.machine.unit(_UNIT)
-    good = unit.active == "active" and unit.enabled == "enabled" and not unit.needs_reload
-    reload = ", needs a daemon-reload" if unit.needs_reload else ""
-    return Observation(good, "active and enabled", f"{unit.active} ({unit.sub}), {unit.enabled or unit.load}{reload}")
+    return node.service(_UNIT)
 
 
 @check("crio/current", advice="`systemctl restart crio`: it still runs with what it read before.", unit=_UNIT)
@@ -93,23 +89,22 @@ def service_has_read_its_files(node: Node) -> Observation:
     paths = ["/usr/bin/crio", *(f"{DROP_INS}/{name}" for name in node.machine.listing(DROP_INS))]
     states = {path: node.machine.stat(path) for path in paths}
     younger = [path for path, state in states.items() if state and started_s and state.changed_at_s > started_s + 1]
-    found = "no start time" if started_s is None else f"changed since it started: {listed(younger)}"
-    return Observation(started_s is not None and not younger, "started after its files were written", found)
+    seen = "no start time" if started_s is None else f"changed since it started: {listed(younger)}"
+    return Observation(started_s is not None and not younger, "started after its files were written", seen)
 
 
 @check("crio/proxy", advice=f"{_AGAIN}: it writes the proxy's files and restarts CRI-O.", unit=_UNIT)
 def proxy_is_used(node: Node) -> Observation:
     """CRI-O runs with the proxy of the inventory, where there is one; what may hold its password only root reads."""
-    if not node.expected.proxied:
+    if not node.expected.proxy_used:
         raise NotApplicableError("http_proxy and https_proxy are empty")
     process = node.output("systemctl", "show", "--property=MainPID", "--value", _UNIT).strip()
-    told = dict(one.partition("=")[::2] for one in node.text(f"/proc/{process}/environ").split("\0"))
+    environment = dict(pair.partition("=")[::2] for pair in node.text(f"/proc/{process}/environ").split("\0"))
     lines = [line.partition("=")[::2] for line in node.text(_PROXY).splitlines() if not line.startswith("#")]
-    untold = [name for name, value in lines if told.get(name) != value.strip('"')]
-    states = {path: node.machine.stat(path) for path in _PROXY_FILES}
-    open_ = [path for path, state in states.items() if state is None or (state.mode, state.owner) != (_PRIVATE, "root")]
-    found = f"not told of {listed(untold)}; not root's alone: {listed(open_)}"
-    return Observation(bool(lines) and not untold and not open_, "told of everything; files root's alone", found)
+    untold = [name for name, value in lines if environment.get(name) != value.strip('"')]
+    readable = [words for private, words in map(node.private, _PROXY_FILES) if not private]
+    seen = f"not told of {listed(untold)}; not root's alone: {listed(readable)}"
+    return Observation(bool(lines) and not untold and not readable, "told of everything; files root's alone", seen)
 
 
 @check("crio/socket", advice="`systemctl restart crio`, then read its journal.", unit=_UNIT)
@@ -151,20 +146,20 @@ def bridge_is_out_of_the_way(node: Node) -> Observation:
 def judge_packages(node: Node, wanted: Mapping[str, str]) -> Observation:
     """Every package at its upstream version (any Debian revision), wholly installed and held."""
     present = node.machine.packages()
-    found: list[str] = []
+    seen: list[str] = []
     ok = True
     for name, version in wanted.items():
         state = present.get(name)
         if state is None:
-            found.append(f"{name} absent")
+            seen.append(f"{name} absent")
             ok = False
             continue
         right = state.version == version or state.version.startswith(f"{version}-")
         notes = ("" if state.installed else " half-installed") + ("" if state.held else " not held")
-        found.append(f"{name} {state.version}{notes}")
+        seen.append(f"{name} {state.version}{notes}")
         ok = ok and right and state.installed and state.held
     expected = ", ".join(f"{name} {version}" for name, version in wanted.items())
-    return Observation(ok, f"held: {expected}", ", ".join(found))
+    return Observation(ok, f"held: {expected}", ", ".join(seen))
 
 
 @check(

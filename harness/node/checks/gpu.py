@@ -14,8 +14,6 @@ from harness.node.checks.registry import (
     check,
     listed,
 )
-from harness.node.expected import CLAIMS
-from harness.sharing.modes import mode_of
 
 _NAMESPACE = "gpu-system"
 _LABEL = "nvidia.com/gpu.present"
@@ -33,9 +31,9 @@ def _smi(node: Node, fields: str) -> list[str]:
 
 def _devices(node: Node) -> int:
     """Whole GPUs and MIG instances that the plugin has to hand out."""
-    asked_for = len(node.expected.sharing.mig_profiles)
-    if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
-        return node.expected.sharing.gpus_assumed * max(asked_for, 1)
+    asked_for = len(node.expected.device_plugin_mig_profiles)
+    if node.expected.nvidia_toolkit_gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
+        return node.expected.device_plugin_gpus_assumed * max(asked_for, 1)
     instances: list[int] = []
     for line in node.output("nvidia-smi", "-L").splitlines():
         if line.startswith("GPU "):
@@ -73,15 +71,15 @@ def node_says_which_gpu_it_has(node: Node) -> Observation:
     labels = this_node(node)["metadata"].get("labels", {})
     if _DISCOVERED in labels:
         raise NotApplicableError("GPU feature discovery runs here, and says it")
-    if node.expected.sharing.mode == CLAIMS:
+    if node.expected.by_claims:
         left = sorted(name for name in labels if name.startswith(f"{_PRODUCT.rpartition('.')[0]}.") and name != _LABEL)
         return Observation(not left, "no such label where claims choose", listed(left))
-    if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
+    if node.expected.nvidia_toolkit_gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
         raise NotApplicableError("there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
     first = node.output("nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
     name, memory, capability = (part.strip() for part in first.split(","))
-    sharing, product = node.expected.sharing, "-".join(name.split())
-    wanted = {_PRODUCT: f"{product}-SHARED" if mode_of(sharing.mode).shares_gpu else product}
+    product = "-".join(name.split())
+    wanted = {_PRODUCT: f"{product}-SHARED" if node.expected.sharing.shares_gpu else product}
     major, _, minor = capability.partition(".")
     wanted |= {f"nvidia.com/gpu.compute.{part}": value for part, value in (("major", major), ("minor", minor))}
     if "-MIG-" in labels.get(_PRODUCT, ""):
@@ -89,24 +87,24 @@ def node_says_which_gpu_it_has(node: Node) -> Observation:
     else:
         count = sum(line.startswith("GPU ") for line in node.output("nvidia-smi", "-L").splitlines())
         wanted |= {"nvidia.com/gpu.memory": memory.partition(" ")[0], "nvidia.com/gpu.count": str(count)}
-    found = [f"{key}: {labels.get(key, 'absent')}" for key in wanted]
+    seen = [f"{key}: {labels.get(key, 'absent')}" for key in wanted]
     return Observation(
         all(labels.get(key) == value for key, value in wanted.items()),
         listed(f"{key}: {value}" for key, value in wanted.items()),
-        listed(found),
+        listed(seen),
     )
 
 
 def _listed_devices(node: Node) -> int:
     """Devices of this node in the newest generation of the driver's pools."""
     name = this_node(node)["metadata"]["name"]
-    specs = [one["spec"] for one in node.objects("resourceslices")]
-    ours = [one for one in specs if one["driver"] == _DRIVER and one.get("nodeName") == name]
+    specs = [spec["spec"] for spec in node.objects("resourceslices")]
+    ours = [spec for spec in specs if spec["driver"] == _DRIVER and spec.get("nodeName") == name]
     newest: dict[str, int] = {}
-    for one in ours:
-        newest[one["pool"]["name"]] = max(newest.get(one["pool"]["name"], 0), one["pool"]["generation"])
+    for spec in ours:
+        newest[spec["pool"]["name"]] = max(newest.get(spec["pool"]["name"], 0), spec["pool"]["generation"])
     return sum(
-        len(one.get("devices") or ()) for one in ours if one["pool"]["generation"] == newest[one["pool"]["name"]]
+        len(spec.get("devices") or ()) for spec in ours if spec["pool"]["generation"] == newest[spec["pool"]["name"]]
     )
 
 
@@ -119,15 +117,15 @@ def _listed_devices(node: Node) -> int:
 def node_advertises_its_slices(node: Node) -> Observation:
     """The node advertises as many slices as its GPUs, the MIG instances asked for and the way of sharing come to; by claims, its driver lists them."""
     require_gpu(node)
-    sharing = node.expected.sharing
-    wanted = _devices(node) * sharing.slices
+    expectation = node.expected
+    wanted = _devices(node) * expectation.slices
     given = this_node(node)["status"].get("allocatable", {})
     counts = {name: int(count) for name, count in given.items() if name.startswith("nvidia.com/")}
-    if sharing.mode == CLAIMS:
+    if expectation.by_claims:
         there, slices = _listed_devices(node), sum(counts.values())
         expected = f"{wanted} devices listed for claims, and no slices beside them"
         return Observation((there, slices) == (wanted, 0), expected, f"{there} devices, {slices} slices")
-    expected = f"{wanted} slices ({sharing.mode}, {sharing.slices} per device)"
+    expected = f"{wanted} slices ({expectation.sharing.sharing.value}, {expectation.slices} per device)"
     return Observation(sum(counts.values()) == wanted, expected, listed(f"{k}: {v}" for k, v in counts.items()))
 
 
@@ -135,13 +133,13 @@ def node_advertises_its_slices(node: Node) -> Observation:
 def compute_mode_fits_the_sharing(node: Node) -> Observation:
     """GPUs take several processes, unless an MPS server is the only one."""
     require_gpu(node)
-    if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
+    if node.expected.nvidia_toolkit_gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
         raise NotApplicableError("there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
-    if node.expected.sharing.mode == CLAIMS:
+    if node.expected.by_claims:
         raise NotApplicableError("claims set it while they are held (dra_driver_state: present)")
-    wanted = mode_of(node.expected.sharing.mode).compute_mode
-    found = {row.strip() for row in _smi(node, "compute_mode")}
-    return Observation(found == {wanted}, f"{wanted} on every GPU", listed(found))
+    wanted = node.expected.sharing.compute_mode
+    seen = {row.strip() for row in _smi(node, "compute_mode")}
+    return Observation(seen == {wanted}, f"{wanted} on every GPU", listed(seen))
 
 
 @check(
@@ -150,26 +148,26 @@ def compute_mode_fits_the_sharing(node: Node) -> Observation:
 def device_plugin_is_ready(node: Node) -> Observation:
     """The device plugin, or in its place the DRA driver, runs on every node with a GPU."""
     require_gpu(node)
-    found = _short(_daemon_sets(node).get("device-plugin"))
-    if node.expected.sharing.mode == CLAIMS:
-        plugin, found = found, _short(_daemon_sets(node).get("dra-driver"))
+    seen = _short(_daemon_sets(node).get("device-plugin"))
+    if node.expected.by_claims:
+        plugin, seen = seen, _short(_daemon_sets(node).get("dra-driver"))
         if plugin != "absent":
             return Observation(
                 False, "the DRA driver in place of the device plugin", f"a device plugin ({plugin}), too"
             )
-    ready, _, wanted = found.partition("/")
-    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", found)
+    ready, _, wanted = seen.partition("/")
+    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", seen)
 
 
 @check("gpu/mps", advice=f"{_AGAIN}: it starts and removes the MPS servers as the way of sharing asks.", kinds=_HERE)
 def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
     """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
     require_gpu(node)
-    found = _short(_daemon_sets(node).get("mps-control-daemon"))
-    if node.expected.sharing.mode == CLAIMS or not mode_of(node.expected.sharing.mode).concurrent:
-        return Observation(found == "absent", "no MPS servers", found)
-    ready, _, wanted = found.partition("/")
-    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", found)
+    seen = _short(_daemon_sets(node).get("mps-control-daemon"))
+    if node.expected.by_claims or not node.expected.sharing.concurrent:
+        return Observation(seen == "absent", "no MPS servers", seen)
+    ready, _, wanted = seen.partition("/")
+    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", seen)
 
 
 @check(
@@ -180,9 +178,9 @@ def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
 def a_cuda_kernel_has_run(node: Node) -> Observation:
     """A CUDA kernel has run in a pod on every GPU node."""
     require_gpu(node)
-    if not node.expected.sharing.smoke:
+    if not node.expected.device_plugin_smoke:
         raise NotApplicableError("no kernel is run here (device_plugin_smoke: false)")
     jobs = node.objects("jobs", "--namespace", _NAMESPACE, "--selector=app.kubernetes.io/name=cuda-smoke")
     bad = [job["metadata"]["name"] for job in jobs if not job.get("status", {}).get("succeeded")]
-    found = f"{len(jobs)} jobs, not succeeded: {listed(bad)}"
-    return Observation(bool(jobs) and not bad, "a succeeded job per GPU node", found)
+    seen = f"{len(jobs)} jobs, not succeeded: {listed(bad)}"
+    return Observation(bool(jobs) and not bad, "a succeeded job per GPU node", seen)

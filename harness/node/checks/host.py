@@ -6,7 +6,7 @@ import json
 import re
 
 from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
-from harness.node.expected import MODULES, SYSCTLS, Profile
+from harness.node.expected import MODULES, SYSCTLS, Expected
 
 _FSTAB = "/etc/fstab"
 _FSTAB_TYPE = 2
@@ -52,7 +52,7 @@ def swap_target_is_masked(node: Node) -> Observation:
 @check("swap/failsafe", advice="Run the swap role again (--tags swap); it enables the unit.")
 def swap_failsafe_is_enabled(node: Node) -> Observation:
     """The third layer: a unit that turns off whatever came back, at every boot."""
-    name = node.expected.failsafe_unit
+    name = node.expected.swap_failsafe_unit
     unit = node.machine.unit(name)
     good = unit.enabled == "enabled" and unit.active == "active"
     return Observation(good, f"{name} enabled and active", f"{unit.enabled or unit.load}, {unit.active}")
@@ -92,13 +92,13 @@ def modules_are_loaded_at_boot(node: Node) -> Observation:
 def sysctls_are_set(node: Node) -> Observation:
     """The running kernel forwards IPv4 and shows bridged packets to iptables (bridge-nf-call-*)."""
     paths = {key: "/proc/sys/" + key.replace(".", "/") for key in SYSCTLS}
-    found = {key: (node.machine.read(path) or "absent").strip() for key, path in paths.items()}
-    return Observation(found == SYSCTLS, _assignments(SYSCTLS), _assignments(found))
+    seen = {key: (node.machine.read(path) or "absent").strip() for key, path in paths.items()}
+    return Observation(seen == SYSCTLS, _assignments(SYSCTLS), _assignments(seen))
 
 
 def _sysctls_read_last(node: Node) -> str:
     """What the unit that comes after all files of sysctl.d sets at boot; nothing where it is not enabled."""
-    name = node.expected.sysctls_unit
+    name = node.expected.kernel_sysctls_unit
     if node.machine.unit(name).enabled != "enabled":
         return ""
     commands = [line for line in node.output("systemctl", "cat", name).splitlines() if line.startswith("ExecStart=")]
@@ -111,20 +111,20 @@ def _sysctls_read_last(node: Node) -> str:
 )
 def sysctls_are_set_at_boot(node: Node) -> Observation:
     """These values hold after a reboot too: the last one to set each at boot, file or unit, gives the right one."""
-    found = dict.fromkeys(SYSCTLS, "absent")
+    seen = dict.fromkeys(SYSCTLS, "absent")
     files = node.output("systemd-analyze", "cat-config", "sysctl.d")
     for line in [*files.splitlines(), *_sysctls_read_last(node).splitlines()]:
         key, separator, value = line.partition("=")
         name = key.strip().removeprefix("-").replace("/", ".")
-        if separator and name in found:
-            found[name] = value.strip()
-    return Observation(found == SYSCTLS, _assignments(SYSCTLS), _assignments(found))
+        if separator and name in seen:
+            seen[name] = value.strip()
+    return Observation(seen == SYSCTLS, _assignments(SYSCTLS), _assignments(seen))
 
 
 @check("kernel/psi", advice="Boot with `psi=1`, or set preflight_psi_required: false to do without pressure metrics.")
 def psi_is_on(node: Node) -> Observation:
     """Pressure stall information can be read."""
-    if not node.expected.psi_required:
+    if not node.expected.preflight_psi_required:
         raise NotApplicableError("the inventory says that this node has no PSI (preflight_psi_required: false)")
     absent = [
         name for name in ("cpu", "memory", "io") if "some" not in (node.machine.read(f"/proc/pressure/{name}") or "")
@@ -143,40 +143,40 @@ def _assignments(values: dict[str, str]) -> str:
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
-def measuring(node: Node) -> Profile:
-    """What the profile wants; raises NotApplicableError for the profile default."""
-    if node.expected.profile is None:
+def measuring(node: Node) -> Expected:
+    """What is expected of a machine to measure on; raises NotApplicableError for the profile default."""
+    if node.expected.node_profile_name != "measuring":
         raise NotApplicableError("the machine is not one to measure on (node_profile_name: default)")
-    return node.expected.profile
+    return node.expected
 
 
 def _gpus(node: Node, pattern: re.Pattern[str], what: str) -> list[float]:
-    found = [float(value) for value in pattern.findall(node.output("nvidia-smi", "-q", "-x"))]
-    if not found:
+    seen = [float(value) for value in pattern.findall(node.output("nvidia-smi", "-q", "-x"))]
+    if not seen:
         raise CannotLookError(f"nvidia-smi says no {what}")
-    return found
+    return seen
 
 
 @check("profile/gpu-clock", advice=f"{_AGAIN}; a GPU that is too hot or short of power runs below its clock.")
 def gpu_clocks_are_locked(node: Node) -> Observation:
     """Every GPU runs at the clock that it is locked to."""
-    wanted = measuring(node).gpu_clock_mhz
+    wanted = measuring(node).node_profile_gpu_clock_mhz
     if not wanted:
         raise NotApplicableError("the clocks of the GPUs are left free (node_profile_gpu_clock_mhz: 0)")
-    found = _gpus(node, _CLOCK, "clocks")
-    good = all(abs(clock - wanted) <= _CLOCK_STEP_MHZ for clock in found)
-    return Observation(good, f"{wanted} MHz", ", ".join(f"{clock:.0f} MHz" for clock in found))
+    seen = _gpus(node, _CLOCK, "clocks")
+    good = all(abs(clock - wanted) <= _CLOCK_STEP_MHZ for clock in seen)
+    return Observation(good, f"{wanted} MHz", ", ".join(f"{clock:.0f} MHz" for clock in seen))
 
 
 @check("profile/gpu-power", advice=f"{_AGAIN}.")
 def gpu_power_is_limited(node: Node) -> Observation:
     """Every GPU has the power limit that is wanted."""
-    wanted = measuring(node).gpu_power_w
+    wanted = measuring(node).node_profile_gpu_power_w
     if not wanted:
         raise NotApplicableError("the power of the GPUs is left at its default (node_profile_gpu_power_w: 0)")
-    found = _gpus(node, _POWER, "power limits")
+    seen = _gpus(node, _POWER, "power limits")
     return Observation(
-        all(watts == wanted for watts in found), f"{wanted} W", ", ".join(f"{watts:g} W" for watts in found)
+        all(watts == wanted for watts in seen), f"{wanted} W", ", ".join(f"{watts:g} W" for watts in seen)
     )
 
 
@@ -185,16 +185,16 @@ def cpus_run_at_full_speed(node: Node) -> Observation:
     """Every CPU whose clock can be governed has the governor performance."""
     measuring(node)
     search = ("find", "-L", _GOVERNORS, "-maxdepth", "3", "-name", "scaling_governor", "-exec", "cat", "{}", "+")
-    found = node.machine.command(*search).stdout.split()
-    if not found:
+    seen = node.machine.command(*search).stdout.split()
+    if not seen:
         raise NotApplicableError("no CPU of this machine lets its clock be governed")
-    return Observation(set(found) == {"performance"}, "performance", f"{listed(set(found))} ({len(found)} CPUs)")
+    return Observation(set(seen) == {"performance"}, "performance", f"{listed(set(seen))} ({len(seen)} CPUs)")
 
 
 @check("profile/cpus", advice=f"{_AGAIN}; it has the kubelet begin anew.", unit="kubelet.service")
 def kubelet_keeps_cpus_for_the_system(node: Node) -> Observation:
     """The kubelet hands out whole CPUs and keeps some for the system."""
-    wanted = f'reservedSystemCPUs: "0-{measuring(node).reserved_cpus - 1}"'
+    wanted = f'reservedSystemCPUs: "0-{measuring(node).node_profile_reserved_cpus - 1}"'
     try:
         policy = json.loads(node.text(_STATE))["policyName"]
     except (ValueError, KeyError, TypeError) as error:
@@ -207,7 +207,7 @@ def kubelet_keeps_cpus_for_the_system(node: Node) -> Observation:
 @check("profile/quiet", advice=f"{_AGAIN}; it masks them.")
 def timers_are_quiet(node: Node) -> Observation:
     """Units that work at times of their own are masked, and none of them runs."""
-    units = {name: node.machine.unit(name) for name in measuring(node).quiet_units}
+    units = {name: node.machine.unit(name) for name in measuring(node).node_profile_quiet_units}
     loud = [name for name, unit in units.items() if unit.load not in ("masked", "not-found") or unit.active == "active"]
     return Observation(not loud, f"masked: {listed(units)}", f"not so: {listed(loud)}")
 
@@ -215,7 +215,7 @@ def timers_are_quiet(node: Node) -> Observation:
 @check("profile/undone", advice=f"{_AGAIN}; it undoes what an earlier run did.")
 def nothing_is_left_of_another_profile(node: Node) -> Observation:
     """Under the profile default nothing is left of a profile to measure on."""
-    if node.expected.profile is not None:
+    if node.expected.node_profile_name == "measuring":
         raise NotApplicableError("the machine is one to measure on (node_profile_name: measuring)")
     left = [path for path in (_SETTINGS, _DROP_IN) if node.machine.stat(path) is not None]
     return Observation(not left, "nothing left", listed(left))

@@ -18,13 +18,13 @@ from harness.node.checks.registry import (
     check,
     listed,
 )
+from harness.node.expected import ADMIN_KUBECONFIG, KUBELET_KUBECONFIG
 
 _KUBELET = "kubelet.service"
 _CONFIG = "/var/lib/kubelet/config.yaml"
 _DROP_INS = "/etc/kubernetes/kubelet.conf.d"
 _DEFAULTS = "/etc/default/kubelet"
 _EVICTION_SIGNALS = {"memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"}
-_HOME_FIELD = 5
 _DNS_HEADER = 12
 _DAY_S = 86400
 _CERTIFICATE_DAYS = 60
@@ -68,9 +68,7 @@ def kubelet_settings(node: Node) -> dict[str, Any]:
 )
 def kubelet_runs(node: Node) -> Observation:
     """The kubelet runs now, and at the next boot."""
-    unit = node.machine.unit(_KUBELET)
-    good = unit.active == "active" and unit.enabled == "enabled"
-    return Observation(good, "active and enabled", f"{unit.active} ({unit.sub}), {unit.enabled or unit.load}")
+    return node.service(_KUBELET)
 
 
 @check(
@@ -111,8 +109,8 @@ def cluster_dns_answers(node: Node) -> Observation:
     settings = kubelet_settings(node)
     name = f"kubernetes.default.svc.{settings.get('clusterDomain', 'cluster.local')}"
     answers = [dns_ask(node, str(address), name) for address in settings.get("clusterDNS") or ()]
-    found = "; ".join(said for _, said in answers) or "the kubelet gives pods no DNS server (clusterDNS)"
-    return Observation(bool(answers) and all(ok for ok, _ in answers), f"an address of {name}", found)
+    seen = "; ".join(said for _, said in answers) or "the kubelet gives pods no DNS server (clusterDNS)"
+    return Observation(bool(answers) and all(ok for ok, _ in answers), f"an address of {name}", seen)
 
 
 @check("kubernetes/crictl", advice="Run the kubernetes_packages role again: it writes /etc/crictl.yaml.")
@@ -154,9 +152,9 @@ def logs_are_bounded(node: Node) -> Observation:
     size, files = settings.get("containerLogMaxSize"), settings.get("containerLogMaxFiles")
     journal = node.output("systemd-analyze", "cat-config", "systemd/journald.conf").splitlines()
     limits = [line.partition("=")[2] for line in journal if line.startswith("SystemMaxUse=")]
-    found = f"containers {size} x {files}, journal {limits[-1] if limits else 'no limit'}"
+    seen = f"containers {size} x {files}, journal {limits[-1] if limits else 'no limit'}"
     return Observation(
-        bool(size and files and limits and limits[-1]), "a limit for containers and for systemd's journal", found
+        bool(size and files and limits and limits[-1]), "a limit for containers and for systemd's journal", seen
     )
 
 
@@ -184,23 +182,17 @@ def shutdown_is_graceful(node: Node) -> Observation:
 )
 def users_own_their_kubeconfig(node: Node) -> Observation:
     """Each user's kubeconfig has mode 0600 and is the user's own: one of root's is "permission denied"."""
-    found: list[str] = []
-    ok = True
-    for user in node.expected.users:
-        home = node.output("getent", "passwd", user).split(":")[_HOME_FIELD]
-        state = node.machine.stat(f"{home}/.kube/config")
-        found.append(f"{home}/.kube/config " + (f"{state.mode:04o} {state.owner}" if state else "absent"))
-        ok = ok and state is not None and state.mode == 0o600 and state.owner == user
-    return Observation(ok, f"mode 0600 and owner, for {listed(node.expected.users)}", ", ".join(found))
+    users = node.expected.kubeconfig_users
+    seen = [node.private(f"{node.home(user)}/.kube/config", user) for user in users]
+    good = all(private for private, _ in seen)
+    return Observation(good, f"mode 0600 and owner, for {listed(users)}", ", ".join(words for _, words in seen))
 
 
 @check("kubeconfig/administrator", advice="`chmod 0600` it: whoever reads it owns the cluster.", kinds=(CONTROL_PLANE,))
 def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     """Only root reads the administrator's credentials."""
-    path = node.expected.admin_kubeconfig
-    state = node.machine.stat(path)
-    found = f"{state.mode:04o} {state.owner}" if state else "absent"
-    return Observation(found == "0600 root", f"{path} 0600 root", found)
+    private, seen = node.private(ADMIN_KUBECONFIG)
+    return Observation(private, f"{ADMIN_KUBECONFIG} 0600 root", seen)
 
 
 @check(
@@ -212,8 +204,7 @@ def machines_reach_the_control_plane_by_its_endpoint(node: Node) -> Observation:
     endpoint = node.expected.endpoint
     if not endpoint:
         raise NotApplicableError("control_plane_endpoint is empty")
-    here = node.expected.kind == CONTROL_PLANE
-    path = node.expected.admin_kubeconfig if here else node.expected.kubelet_kubeconfig
+    path = node.expected.kubeconfig
     servers = re.findall(r"^\s*server:\s*(\S+)\s*$", node.text(path), re.MULTILINE)
     return Observation(servers == [f"https://{endpoint}"], f"https://{endpoint} in {path}", listed(servers))
 
@@ -228,16 +219,16 @@ def certificates_are_valid_for_a_while(node: Node) -> Observation:
     said = node.output("kubeadm", "certs", "check-expiration", "--output=json")
     try:
         certificates = json.loads(said[said.index("{") :])["certificates"]
-        days = {one["name"]: one["residualTime"] // _DAY_S for one in certificates if not one["missing"]}
+        days = {entry["name"]: entry["residualTime"] // _DAY_S for entry in certificates if not entry["missing"]}
     except (ValueError, KeyError, TypeError) as error:
         raise CannotLookError(f"kubeadm gave no list of certificates: {error}") from error
     ending = [f"{name} in {left} days" for name, left in days.items() if left < _CERTIFICATE_DAYS]
-    found = (
+    seen = (
         f"ending: {listed(ending)}"
         if ending
         else f"{len(days)} certificates, the first ends in {min(days.values(), default=0)} days"
     )
-    return Observation(bool(days) and not ending, f"none that ends within {_CERTIFICATE_DAYS} days", found)
+    return Observation(bool(days) and not ending, f"none that ends within {_CERTIFICATE_DAYS} days", seen)
 
 
 @check(
@@ -252,9 +243,9 @@ def snapshots_are_taken(node: Node) -> Observation:
     names = [path.rpartition("/")[2] for path in node.machine.command(*young).stdout.splitlines()]
     timer = node.machine.unit("node-etcd-snapshot.timer")
     running = timer.active == "active" and timer.enabled == "enabled"
-    found = f"{max(names, default='none')}; timer {timer.active}, {timer.enabled or timer.load}"
+    seen = f"{max(names, default='none')}; timer {timer.active}, {timer.enabled or timer.load}"
     return Observation(
-        bool(names) and running, f"one of the last {_SNAPSHOT_HOURS} hours, timer active and enabled", found
+        bool(names) and running, f"one of the last {_SNAPSHOT_HOURS} hours, timer active and enabled", seen
     )
 
 
@@ -268,12 +259,12 @@ def serving_certificate_is_signed(node: Node) -> Observation:
     until = ("openssl", "x509", "-noout", "-enddate", "-checkend", str(_SERVING_DAYS * _DAY_S), "-in", _SERVING)
     said = node.machine.command(*until)
     trusted = node.machine.command("openssl", "verify", "-CAfile", "/etc/kubernetes/pki/ca.crt", _SERVING)
-    found = (said.stdout or said.stderr).strip().splitlines()[:1] or ["nothing"]
+    seen = (said.stdout or said.stderr).strip().splitlines()[:1] or ["nothing"]
     signed = "" if trusted.exit_code == 0 else ", not signed by the cluster's authority"
     return Observation(
         said.exit_code == 0 and not signed,
         f"{_SERVING} signed, for {_SERVING_DAYS} days at least",
-        f"{found[0]}{signed}",
+        f"{seen[0]}{signed}",
     )
 
 
@@ -285,10 +276,7 @@ def serving_certificate_is_signed(node: Node) -> Observation:
 )
 def worker_has_credentials_of_its_own(node: Node) -> Observation:
     """The kubelet has credentials of its own that only root reads, and nothing of the token is left."""
-    path = node.expected.kubelet_kubeconfig
-    state = node.machine.stat(path)
-    found = f"{state.mode:04o} {state.owner}" if state else "absent"
+    private, seen = node.private(KUBELET_KUBECONFIG)
     left = [path for path in _JOIN_FILES if node.machine.stat(path) is not None]
-    return Observation(
-        found == "0600 root" and not left, f"{path} 0600 root, no token", f"{found}, left of the join: {listed(left)}"
-    )
+    wanted = f"{KUBELET_KUBECONFIG} 0600 root, no token"
+    return Observation(private and not left, wanted, f"{seen}, left of the join: {listed(left)}")

@@ -59,18 +59,18 @@ def _ask(node: Node, service: str, path: str, *, login: bool = True) -> dict[str
     said = node.machine.command("python3", "-c", ASK, _FOLDER, service, path, "login" if login else "nobody")
     if said.exit_code != 0:
         raise CannotLookError(f"{service} was not reached: {(said.stderr.strip().splitlines() or ['nothing'])[-1]}")
-    found: dict[str, Any] = json.loads(said.stdout)
-    return found
+    seen: dict[str, Any] = json.loads(said.stdout)
+    return seen
 
 
 def _answer(node: Node, service: str, path: str, *, login: bool = True) -> dict[str, Any]:
     """The JSON that a service answers with."""
     said = _ask(node, service, path, login=login)
     try:
-        found: dict[str, Any] = json.loads(said["body"])
+        seen: dict[str, Any] = json.loads(said["body"])
     except ValueError as error:
         raise CannotLookError(f"{service}{path} gave no JSON, but status {said['status']}") from error
-    return found
+    return seen
 
 
 def _running(node: Node) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _running(node: Node) -> tuple[str, ...]:
         item["metadata"]["name"]: item["spec"].get("replicas", 1)
         for item in node.objects("deployments", "--namespace", _NAMESPACE)
     }
-    return tuple(one for one in _CLOSED if replicas.get(one) != 0)
+    return tuple(service for service in _CLOSED if replicas.get(service) != 0)
 
 
 def _has_gpu(node: Node) -> bool:
@@ -101,8 +101,8 @@ def volumes_are_bound(node: Node) -> Observation:
         item["metadata"]["name"]: str(item.get("status", {}).get("phase", "unknown"))
         for item in node.objects("persistentvolumeclaims", "--namespace", _NAMESPACE)
     }
-    found = [f"{name} {claims.get(name, 'absent')}" for name in _CLAIMS]
-    return Observation(all(claims.get(name) == "Bound" for name in _CLAIMS), "both Bound", listed(found))
+    seen = [f"{name} {claims.get(name, 'absent')}" for name in _CLAIMS]
+    return Observation(all(claims.get(name) == "Bound" for name in _CLAIMS), "both Bound", listed(seen))
 
 
 @check(
@@ -120,8 +120,8 @@ def every_job_is_up(node: Node) -> Observation:
         raise CannotLookError(f"Prometheus gave no list of targets: no {error}") from error
     down = {job for job, state in health if state != "up"}
     missing = set(wanted) - {job for job, _ in health}
-    found = f"not up: {listed(down)}; without a target: {listed(missing)}"
-    return Observation(not missing and not down & set(wanted), f"{', '.join(wanted)} up", found)
+    seen = f"not up: {listed(down)}; without a target: {listed(missing)}"
+    return Observation(not missing and not down & set(wanted), f"{', '.join(wanted)} up", seen)
 
 
 @check(
@@ -135,20 +135,22 @@ def grafana_is_in_health(node: Node) -> Observation:
         raise NotApplicableError("Grafana is scaled to nothing, as campaigns do while they measure")
     database = str(_answer(node, "grafana", HEALTH, login=False).get("database", "absent"))
     source = str(_answer(node, "grafana", DATASOURCE).get("status", "absent"))
-    found = f"database {database}, Prometheus {source}"
-    return Observation(found == "database ok, Prometheus OK", "database ok, Prometheus OK", found)
+    seen = f"database {database}, Prometheus {source}"
+    return Observation(seen == "database ok, Prometheus OK", "database ok, Prometheus OK", seen)
 
 
 @check("monitoring/certificates", advice=_AGAIN, kinds=_HERE)
 def certificates_last(node: Node) -> Observation:
     """Prometheus and Grafana serve certificates of the node's own authority that go on for 30 days and more."""
-    left = {one: _ask(node, one, _CLOSED[one], login=False)["left_s"] / _DAY_S for one in _running(node)}
+    left = {
+        service: _ask(node, service, _CLOSED[service], login=False)["left_s"] / _DAY_S for service in _running(node)
+    }
     until = ("openssl", "x509", "-noout", "-checkend", str(_LASTS_DAYS * _DAY_S), "-in", f"{_FOLDER}/ca.crt")
     authority = node.machine.command(*until).exit_code == 0
     told = [f"{name} {days:.0f} days" for name, days in left.items()]
-    found = f"{listed(told)}; the authority {'more' if authority else 'less'} than {_LASTS_DAYS} days"
+    seen = f"{listed(told)}; the authority {'more' if authority else 'less'} than {_LASTS_DAYS} days"
     good = authority and min(left.values(), default=0.0) > _LASTS_DAYS
-    return Observation(good, f"each valid for more than {_LASTS_DAYS} days", found)
+    return Observation(good, f"each valid for more than {_LASTS_DAYS} days", seen)
 
 
 @check(
@@ -159,12 +161,11 @@ def certificates_last(node: Node) -> Observation:
 )
 def nobody_is_answered_without_a_login(node: Node) -> Observation:
     """Prometheus and Grafana refuse who has no login and answer who has, and the passwords are root's alone."""
-    found, good = [], True
+    seen, good = [], True
     for service in _running(node):
         path = _CLOSED[service]
         without, given = _ask(node, service, path, login=False)["status"], _ask(node, service, path)["status"]
-        state = node.machine.stat(f"{_FOLDER}/{service}.password")
-        closed = state is not None and (state.mode, state.owner) == (0o600, "root")
-        found.append(f"{service} {without} without and {given} with a login, its file {'closed' if closed else 'open'}")
+        closed, file = node.private(f"{_FOLDER}/{service}.password")
+        seen.append(f"{service} {without} without and {given} with a login, {file}")
         good = good and closed and without == _REFUSED and given != _REFUSED
-    return Observation(good, f"{_REFUSED} without a login, an answer with one, the file root's alone", listed(found))
+    return Observation(good, f"{_REFUSED} without a login, an answer with one, the file root's alone", listed(seen))

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.node.checks.crio import DROP_INS, RUNTIME_ADVICE, judge_packages, old_runtimes, settings, version_parts
 from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
-from harness.node.expected import ManagedDriver
+from harness.node.expected import NVIDIA_PACKAGES, Expected
 
 _CONFIG = "/etc/nvidia-container-runtime/config.toml"
 DRIVER = "/proc/driver/nvidia/version"
@@ -28,7 +28,7 @@ _TURING = 0x1E00
 
 def require_gpu(node: Node) -> None:
     """Let nodes without a GPU through, as NotApplicableError."""
-    gpu = node.expected.gpu
+    gpu = node.expected.nvidia_toolkit_gpu
     if gpu == "absent":
         raise NotApplicableError("the inventory says that this node has no GPU (nvidia_toolkit_gpu: absent)")
     if gpu == "auto" and node.machine.read(DRIVER) is None and not _GPU.search(devices(node)):
@@ -46,8 +46,8 @@ def devices(node: Node) -> str:
 
 def driver_version(node: Node) -> str:
     """Of the driver that is loaded; ``none`` where none is."""
-    found = _VERSION.search(node.machine.read(DRIVER) or "")
-    return found[1] if found else "none"
+    seen = _VERSION.search(node.machine.read(DRIVER) or "")
+    return seen[1] if seen else "none"
 
 
 def _executable(node: Node, path: object) -> bool:
@@ -59,9 +59,9 @@ def _executable(node: Node, path: object) -> bool:
 def driver_is_loaded(node: Node) -> Observation:
     """The NVIDIA driver is loaded, and new enough for the torch of the workload image."""
     require_gpu(node)
-    if node.expected.gpu == "assumed":
+    if node.expected.nvidia_toolkit_gpu == "assumed":
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
-    version, least = driver_version(node), node.expected.driver_min
+    version, least = driver_version(node), node.expected.preflight_gpu_driver_min
     good = version != "none" and version_parts(version) >= version_parts(least)
     return Observation(
         good, f"a loaded NVIDIA driver of at least {least}, as the torch of the workload image needs", version
@@ -72,7 +72,7 @@ def driver_is_loaded(node: Node) -> Observation:
 def packages_are_pinned(node: Node) -> Observation:
     """The toolkit is at its version and held."""
     require_gpu(node)
-    return judge_packages(node, node.expected.nvidia_packages)
+    return judge_packages(node, dict.fromkeys(NVIDIA_PACKAGES, node.expected.nvidia_toolkit_version))
 
 
 @check(
@@ -83,11 +83,11 @@ def packages_are_pinned(node: Node) -> Observation:
 def handler_is_complete(node: Node) -> Observation:
     """The handler names a runtime and a monitor, and both are there."""
     require_gpu(node)
-    name = node.expected.handler
+    name = node.expected.nvidia_toolkit_handler
     handler: dict[str, Any] = settings(node).get("runtimes", {}).get(name, {})
     bad = [key for key in ("runtime_path", "monitor_path") if not _executable(node, handler.get(key))]
-    found = f"{handler or 'no such handler'} (missing or not executable: {listed(bad)})"
-    return Observation(not bad, f"handler {name} with runtime_path and monitor_path", found)
+    seen = f"{handler or 'no such handler'} (missing or not executable: {listed(bad)})"
+    return Observation(not bad, f"handler {name} with runtime_path and monitor_path", seen)
 
 
 @check(
@@ -97,7 +97,7 @@ def handler_is_not_the_default(node: Node) -> Observation:
     """Pods that ask for no GPU get none."""
     require_gpu(node)
     default = settings(node).get("default_runtime", "CRI-O's own")
-    return Observation(default != node.expected.handler, "another default runtime", str(default))
+    return Observation(default != node.expected.nvidia_toolkit_handler, "another default runtime", str(default))
 
 
 @check("nvidia/low-level-runtimes", advice=f"{_AGAIN}: it names the runtimes by absolute path. {RUNTIME_ADVICE}")
@@ -121,9 +121,9 @@ def description_is_refreshed(node: Node) -> Observation:
     units = {name: node.machine.unit(name).enabled for name in _REFRESH}
     stale = node.machine.stat("/etc/cdi/nvidia.yaml") is not None
     good = all(enabled == "enabled" for enabled in units.values()) and not stale
-    found = ", ".join(f"{name} {enabled or 'absent'}" for name, enabled in units.items())
+    seen = ", ".join(f"{name} {enabled or 'absent'}" for name, enabled in units.items())
     return Observation(
-        good, "both units enabled, no /etc/cdi/nvidia.yaml", f"{found}, copy in /etc/cdi: {'yes' if stale else 'no'}"
+        good, "both units enabled, no /etc/cdi/nvidia.yaml", f"{seen}, copy in /etc/cdi: {'yes' if stale else 'no'}"
     )
 
 
@@ -135,7 +135,7 @@ def description_is_refreshed(node: Node) -> Observation:
 def devices_are_described(node: Node) -> Observation:
     """The description of the devices is there."""
     require_gpu(node)
-    if node.expected.gpu == "assumed" and node.machine.read(DRIVER) is None:
+    if node.expected.nvidia_toolkit_gpu == "assumed" and node.machine.read(DRIVER) is None:
         raise NotApplicableError("there is no GPU to describe (nvidia_toolkit_gpu: assumed)")
     text = node.machine.read("/var/run/cdi/nvidia.yaml") or ""
     return Observation(
@@ -143,34 +143,34 @@ def devices_are_described(node: Node) -> Observation:
     )
 
 
-def managed(node: Node) -> ManagedDriver:
-    """The driver that the role keeps; raises NotApplicableError where it keeps none."""
+def managed(node: Node) -> Expected:
+    """What is expected of a driver that the role keeps; raises NotApplicableError where it keeps none."""
     require_gpu(node)
-    if node.expected.driver is None:
+    if node.expected.nvidia_driver_state != "managed":
         raise NotApplicableError("somebody else installs the driver (nvidia_driver_state is not managed)")
-    return node.expected.driver
+    return node.expected
 
 
 def _wants_open(node: Node, modules: str) -> bool:
-    old = [one for one in _GPU_ID.findall(devices(node)) if int(one, 16) < _TURING]
+    old = [gpu_id for gpu_id in _GPU_ID.findall(devices(node)) if int(gpu_id, 16) < _TURING]
     return modules == "open" or (modules == "auto" and not old)
 
 
 @check("driver/version", advice="Reboot where another one is still loaded, or run playbooks/upgrade.yml to change it.")
 def driver_is_the_pinned_one(node: Node) -> Observation:
     """The managed driver that is loaded is the one of the table."""
-    wanted = managed(node).version
-    found = driver_version(node)
-    return Observation(found == wanted, wanted, found)
+    wanted = managed(node).nvidia_driver_version
+    seen = driver_version(node)
+    return Observation(seen == wanted, wanted, seen)
 
 
 @check("driver/modules", advice=f"{_DRIVER_AGAIN}, and reboot: the other kind is still loaded.")
 def modules_are_of_the_kind_wanted(node: Node) -> Observation:
     """The kernel modules of a managed driver are the open or the proprietary ones, as the GPUs or the inventory want."""
-    wanted = "open" if _wants_open(node, managed(node).modules) else "proprietary"
+    wanted = "open" if _wants_open(node, managed(node).nvidia_driver_modules) else "proprietary"
     text = node.machine.read(DRIVER)
-    found = "none" if text is None else "open" if "Open Kernel Module" in text else "proprietary"
-    return Observation(found == wanted, f"{wanted} modules", found)
+    seen = "none" if text is None else "open" if "Open Kernel Module" in text else "proprietary"
+    return Observation(seen == wanted, f"{wanted} modules", seen)
 
 
 @check("driver/nouveau", advice=f"{_DRIVER_AGAIN}, and reboot.")
@@ -179,17 +179,18 @@ def nouveau_is_off(node: Node) -> Observation:
     managed(node)
     loaded = node.machine.stat("/sys/module/nouveau") is not None
     barred = "blacklist nouveau" in (node.machine.read("/etc/modprobe.d/node-nvidia-driver.conf") or "")
-    found = f"{'loaded' if loaded else 'not loaded'}, {'blacklisted' if barred else 'not blacklisted'}"
-    return Observation(barred and not loaded, "not loaded, blacklisted", found)
+    seen = f"{'loaded' if loaded else 'not loaded'}, {'blacklisted' if barred else 'not blacklisted'}"
+    return Observation(barred and not loaded, "not loaded, blacklisted", seen)
 
 
 @check("driver/held", advice=f"{_DRIVER_AGAIN}; it holds them.")
 def driver_and_kernel_are_held(node: Node) -> Observation:
     """A managed driver and the kernel that it was built for are held: neither is upgraded without the other."""
-    driver = managed(node)
+    wanted = managed(node)
+    version = wanted.nvidia_driver_version
     kernel = node.output("uname", "-r").strip()
-    package = "nvidia-open" if _wants_open(node, driver.modules) else "cuda-drivers"
-    fabric = [driver.fabric_manager] if _SWITCH.search(devices(node)) else []
+    package = "nvidia-open" if _wants_open(node, wanted.nvidia_driver_modules) else "cuda-drivers"
+    fabric = [wanted.nvidia_driver_fabric_manager] if _SWITCH.search(devices(node)) else []
     present = node.machine.packages()
     loose = [
         name
@@ -200,10 +201,10 @@ def driver_and_kernel_are_held(node: Node) -> Observation:
     loose += [
         f"{name} {present[name].version}"
         for name in pinned
-        if name in present and not _at(present[name].version, driver.version)
+        if name in present and not _at(present[name].version, version)
     ]
     return Observation(
-        not loose, f"{listed(pinned)} {driver.version} and the kernel {kernel} held", f"not so: {listed(loose)}"
+        not loose, f"{listed(pinned)} {version} and the kernel {kernel} held", f"not so: {listed(loose)}"
     )
 
 

@@ -17,6 +17,7 @@ from harness.node.machine import Machine
 
 CONTROL_PLANE = "control_plane"
 WORKER = "worker"
+_HOME_FIELD = 5
 
 
 class NotApplicableError(Exception):
@@ -61,10 +62,26 @@ class Node:
 
     def kubectl(self, *arguments: str) -> str:
         """Standard output of kubectl as the cluster's administrator; on a worker as its kubelet, which sees itself only."""
-        expected = self.expected
-        kubeconfig = expected.admin_kubeconfig if expected.kind == CONTROL_PLANE else expected.kubelet_kubeconfig
-        options = (f"--kubeconfig={kubeconfig}", "--request-timeout=15s")
+        options = (f"--kubeconfig={self.expected.kubeconfig}", "--request-timeout=15s")
         return self.output("kubectl", *options, *arguments)
+
+    def home(self, user: str) -> str:
+        """Where a user of the machine is at home."""
+        return self.output("getent", "passwd", user).split(":")[_HOME_FIELD]
+
+    def private(self, path: str, owner: str = "root") -> tuple[bool, str]:
+        """Whether a file is its owner's alone (mode 0600), and path, mode and owner in words."""
+        state = self.machine.stat(path)
+        words = f"{path} {state.mode:04o} {state.owner}" if state else f"{path} absent"
+        return state is not None and (state.mode, state.owner) == (0o600, owner), words
+
+    def service(self, name: str) -> Observation:
+        """A unit that has to run now, with the files that systemd knows, and at the next boot."""
+        unit = self.machine.unit(name)
+        good = unit.active == "active" and unit.enabled == "enabled" and not unit.needs_reload
+        again = ", needs a daemon-reload" if unit.needs_reload else ""
+        state = f"{unit.active} ({unit.sub}), {unit.enabled or unit.load}{again}"
+        return Observation(good, "active and enabled", state)
 
     def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
         """Objects of one kind."""

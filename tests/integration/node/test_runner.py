@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from harness.errors import UsageError
-from harness.node.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError
+from harness.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError, UsageError
 from harness.node.events import NodeEvent, TaskEnded, TaskOutcome, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.summary import RunStatus, RunSummary

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import testinfra
 
-from harness.node.errors import NodeUnreachableError
+from harness.errors import NodeUnreachableError
 from harness.node.machine import TestinfraMachine, _native_host, _share_connection, package_states, unit_state
 
 UNIT = """LoadState=loaded

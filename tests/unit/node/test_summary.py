@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.node.errors import NodeAccessError, NodeTimeoutError, NodeUnreachableError, TaskFailedError
+from harness.errors import NodeAccessError, NodeTimeoutError, NodeUnreachableError, TaskFailedError
 from harness.node.events import (
     MAX_ERROR_CHARACTERS,
     NodeEvent,

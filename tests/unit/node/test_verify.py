@@ -3,9 +3,8 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.errors import UsageError
+from harness.errors import NodeUnreachableError, PlaybookError, UsageError
 from harness.node.checks import registered
-from harness.node.errors import NodeUnreachableError, PlaybookError
 from harness.node.expected import Expected
 from harness.node.verify import CheckResult, NodeVerdict, NotApplicableCheck, judge, selected, until_ok
 from tests.unit.node.healthy import BOOT_ID, VARIABLES, machine, node
@@ -82,7 +81,7 @@ def test_a_missing_variable_is_named() -> None:
 
 
 def test_false_is_a_value() -> None:
-    assert Expected.from_variables({**VARIABLES, "preflight_psi_required": False}).psi_required is False
+    assert Expected.from_variables({**VARIABLES, "preflight_psi_required": False}).preflight_psi_required is False
 
 
 def test_a_worker_has_its_own_name() -> None:
@@ -93,5 +92,5 @@ def test_a_worker_has_its_own_name() -> None:
 def test_without_named_users_it_is_whoever_logs_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SUDO_USER", "grace")
     variables = {**VARIABLES, "control_plane_kubeconfig_users": []}
-    assert Expected.from_variables(variables).users == ("grace",)
-    assert Expected.from_variables({**variables, "ansible_user": "ubuntu"}).users == ("ubuntu",)
+    assert Expected.from_variables(variables).kubeconfig_users == ("grace",)
+    assert Expected.from_variables({**variables, "ansible_user": "ubuntu"}).kubeconfig_users == ("ubuntu",)
