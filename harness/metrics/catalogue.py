@@ -1,89 +1,191 @@
 """The catalogue: every metric as one record, read by recorder, exporter, quality check, docs and plots.
 
-Adding a metric that comes from a source listed in ``Source`` (harness/metrics/metric.py) touches this file alone, and for a
-gauge of the GPU that NVML is not asked for yet ``harness/metrics/nvml.py``. PromQL is
-kept as templates (see ``harness/metrics/promql.py``): a dialect fills in selectors, the label that
-tells replicas apart, and the window.
+Adding a metric that comes from a source listed in ``Source`` touches this file alone, and for a gauge of the GPU that NVML is
+not read for yet ``harness/metrics/nvml.py``. PromQL is kept as templates, which a dialect fills in (``harness/metrics/promql.py``).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
 
 from harness.errors import UsageError
-from harness.metrics.metric import (
-    ESSENTIAL_SOURCES,
-    GPU_SOURCES,
-    PRESSURE_SOURCES,
-    PROCESS_SOURCES,
-    REPLICA_SOURCES,
-    Kind,
-    Level,
-    Metric,
-    OverDevices,
-    Source,
-)
 
-__all__ = [
-    "CATALOGUE",
-    "ESSENTIAL_SOURCES",
-    "GPU_SOURCES",
-    "PRESSURE_SOURCES",
-    "PROCESS_SOURCES",
-    "PUBLISHED_COUNTERS",
-    "PUBLISHED_HISTOGRAMS",
-    "REPLICA_SOURCES",
-    "STANDARD",
-    "Kind",
-    "Level",
-    "Metric",
-    "Source",
-    "select",
-]
+
+class Kind(StrEnum):
+    """How a row's value comes from the samples."""
+
+    GAUGE = "gauge"
+    """The sample at the grid time itself."""
+    RATE = "rate"
+    """Per-second rate of a counter over the window, as PromQL's ``rate()``."""
+    MEAN = "mean"
+    """Rate of a histogram's sum over the rate of its count."""
+    QUANTILE = "quantile"
+    """PromQL's ``histogram_quantile()`` of the buckets' rates."""
+    SHARE = "share"
+    """Rate of the first of two counters over the sum of both rates, in percent."""
+    COUNTER = "counter"
+    """Counted since the recording began; resets add up, nothing is extrapolated."""
+
+
+class Level(StrEnum):
+    """What one series of the metric stands for."""
+
+    REPLICA = "replica"
+    DEVICE = "device"
+    NODE = "node"
+
+    @property
+    def absent_series(self) -> str:
+        """Series name of the rows of a metric that this machine cannot give."""
+        return {Level.REPLICA: "all", Level.DEVICE: "gpu", Level.NODE: "node"}[self]
+
+
+class OverDevices(StrEnum):
+    """How all rows of all devices come to the one figure of a report."""
+
+    MEAN = "Mean over rows and GPUs."
+    SUM = "Mean over rows, sum over GPUs."
+    LARGEST_SUM = "Largest sum over the GPUs at one time."
+    HIGHEST = "Highest row of any GPU."
+
+
+class Source(StrEnum):
+    """What the embedded recorder reads."""
+
+    PROCESS_CPU = "CPU seconds of the replica's process and its children"
+    PROCESS_MEMORY = "resident memory of the replica's process and its children"
+    GPU = "NVML, of the device"
+    GPU_MEMORY = "NVML, of the device and of each replica's processes"
+    CPU_PRESSURE = "/proc/pressure/cpu, `some total`"
+    MEMORY_PRESSURE = "/proc/pressure/memory, `some total`"
+    IO_PRESSURE = "/proc/pressure/io, `some total`"
+    LATENCY = "`inference_latency_seconds` on the replica's /metrics"
+    REQUESTS = "`inference_requests_total` on the replica's /metrics"
+    PUBLISHED = "what some workloads publish of their own on the replica's /metrics"
+
+
+GPU_SOURCES = frozenset({Source.GPU, Source.GPU_MEMORY})
+PRESSURE_SOURCES = frozenset({Source.CPU_PRESSURE, Source.MEMORY_PRESSURE, Source.IO_PRESSURE})
+PROCESS_SOURCES = frozenset({Source.PROCESS_CPU, Source.PROCESS_MEMORY})
+ESSENTIAL_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
+"""Every replica publishes these; without them there is no result."""
+REPLICA_SOURCES = ESSENTIAL_SOURCES | {Source.PUBLISHED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric; no value of any can be below 0.
+
+    Attributes:
+        name: as in file names, e.g. ``latency_p95``.
+        unit: of every value, spelt out.
+        promql: template of one series per replica, device or node; empty when raw samples are counted instead.
+        promql_pooled: template of the series ``all``; empty when not pooled, or added up from raw samples.
+        promql_raw: template of the selector whose raw samples say when something was really measured.
+        maximum: no value can be higher; None: no bound.
+        nonzero_expected: a replica under load cannot show 0 here for long.
+        description: one sentence for the docs.
+        quantile: between 0 and 1 for quantiles; None otherwise.
+        families: names on the replica's /metrics that it is made of; only for the source PUBLISHED.
+        gauge: what ``harness/metrics/nvml.py`` calls it; only for GPU_SOURCES.
+        dcgm: the field of DCGM's exporter; of devices only.
+        scale: what a sample of it is multiplied by.
+        over_devices: how its rows come to the figure of a report; of devices only.
+        workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: Kind
+    level: Level = Level.REPLICA
+    source: Source
+    promql: str
+    promql_pooled: str = ""
+    promql_raw: str
+    maximum: float | None = None
+    nonzero_expected: bool = True
+    description: str
+    quantile: float | None = None
+    families: tuple[str, ...] = ()
+    gauge: str = ""
+    dcgm: str = ""
+    scale: int = 1
+    over_devices: OverDevices = OverDevices.MEAN
+    workloads: tuple[str, ...] = ()
+
+    @property
+    def pooled(self) -> bool:
+        """There is a series ``all`` over the replicas besides one per replica."""
+        return self.level is Level.REPLICA
+
+    @property
+    def of_histogram(self) -> bool:
+        """It is made of a histogram's buckets, sum and count; otherwise of counters or gauges."""
+        return self.kind in {Kind.MEAN, Kind.QUANTILE}
 
 
 _REQUESTS_RAW = "inference_requests_total{$replicas}"
 
 
-def _latency_quantile(quantile: float) -> Metric:
+def _quantile(
+    name: str, title: str, buckets: str, quantile: float, description: str, *, source: Source, raw: str, **more: Any
+) -> Metric:
+    """A quantile of a histogram; ``buckets``: selects them. ``{}`` in ``title`` and ``description`` is the percentage."""
     percent = f"{quantile * 100:g}"
-    buckets = "rate(inference_latency_seconds_bucket{$replicas$buckets}[$window])"
     return Metric(
-        name=f"latency_p{percent.replace('.', '')}",
-        title=f"Latency, p{percent} of the histogram",
+        name=f"{name}_p{percent.replace('.', '')}",
+        title=title.format(percent),
         unit="seconds",
         kind=Kind.QUANTILE,
-        level=Level.REPLICA,
-        pooled=True,
-        source=Source.LATENCY,
-        promql=f"histogram_quantile({quantile:g}, $merge({buckets}))",
-        promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) ({buckets}))",
-        promql_raw=_REQUESTS_RAW,
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
+        source=source,
+        promql=f"histogram_quantile({quantile:g}, $merge(rate({buckets}[$window])))",
+        promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) (rate({buckets}[$window])))",
+        promql_raw=raw,
         quantile=quantile,
-        description=f"{percent} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
+        description=description.format(percent),
+        **more,
     )
 
 
-def _pressure(name: str, title: str, source: Source, counter: str, description: str) -> Metric:
+def _rate(
+    name: str, title: str, unit: str, counter: str, description: str, source: Source = Source.PUBLISHED, **more: Any
+) -> Metric:
+    """The rate of a counter of the replicas; ``counter``: selects it."""
     return Metric(
         name=name,
         title=title,
+        unit=unit,
+        kind=Kind.RATE,
+        source=source,
+        promql=f"sum by ($by) (rate({counter}[$window]))",
+        promql_pooled=f"sum(rate({counter}[$window]))",
+        promql_raw=counter,
+        description=description,
+        families=(counter.partition("{")[0],) if source is Source.PUBLISHED else (),
+        **more,
+    )
+
+
+def _pressure(resource: str, title: str, source: Source, waited_for: str) -> Metric:
+    counter = f"node_pressure_{resource}_waiting_seconds_total{{$node}}"
+    return Metric(
+        name=f"{resource}_psi",
+        title=f"{title} pressure",
         unit="percent of time",
         kind=Kind.RATE,
         level=Level.NODE,
-        pooled=False,
         source=source,
-        promql=f"100 * ${{per_node}}(rate({counter}{{$node}}[$window]))",
-        promql_pooled="",
-        promql_raw=f"{counter}{{$node}}",
-        minimum=0.0,
+        promql=f"100 * ${{per_node}}(rate({counter}[$window]))",
+        promql_raw=counter,
         maximum=100.0,
         nonzero_expected=False,
-        description=description,
+        description=f"Share of the window in which at least one task of the node waited for {waited_for}.",
     )
 
 
@@ -107,73 +209,15 @@ def _device(
         unit=unit,
         kind=Kind.GAUGE,
         level=Level.DEVICE,
-        pooled=False,
         source=source,
         promql=f"{f'{scale} * ' if scale != 1 else ''}max by ($device) ({dcgm}{{$gpus}})",
-        promql_pooled="",
         promql_raw=f"{dcgm}{{$gpus}}",
-        minimum=0.0,
         maximum=maximum,
-        nonzero_expected=True,
         description=description,
         gauge=gauge,
         dcgm=dcgm,
         scale=scale,
         over_devices=over_devices,
-    )
-
-
-def _published_quantile(name: str, title: str, family: str, quantile: float, what: str, workload: str) -> Metric:
-    percent = f"{quantile * 100:g}"
-    buckets = f"rate({family}_bucket{{$replicas}}[$window])"
-    return Metric(
-        name=f"{name}_p{percent.replace('.', '')}",
-        title=f"{title}, p{percent}",
-        unit="seconds",
-        kind=Kind.QUANTILE,
-        level=Level.REPLICA,
-        pooled=True,
-        source=Source.PUBLISHED,
-        promql=f"histogram_quantile({quantile:g}, $merge({buckets}))",
-        promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) ({buckets}))",
-        promql_raw=f"{family}_count{{$replicas}}",
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
-        quantile=quantile,
-        description=f"{percent} % of the {what}; `all` pools the buckets of the replicas.",
-        families=(family,),
-        workloads=(workload,),
-    )
-
-
-def _published_rate(
-    name: str,
-    title: str,
-    unit: str,
-    family: str,
-    description: str,
-    workloads: tuple[str, ...],
-    *,
-    nonzero_expected: bool = True,
-) -> Metric:
-    return Metric(
-        name=name,
-        title=title,
-        unit=unit,
-        kind=Kind.RATE,
-        level=Level.REPLICA,
-        pooled=True,
-        source=Source.PUBLISHED,
-        promql=f"sum by ($by) (rate({family}{{$replicas}}[$window]))",
-        promql_pooled=f"sum(rate({family}{{$replicas}}[$window]))",
-        promql_raw=f"{family}{{$replicas}}",
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=nonzero_expected,
-        description=description,
-        families=(family,),
-        workloads=workloads,
     )
 
 
@@ -185,13 +229,10 @@ def _share(name: str, title: str, family: str, rest: str, description: str, work
         title=title,
         unit="percent of time",
         kind=Kind.SHARE,
-        level=Level.REPLICA,
-        pooled=True,
         source=Source.PUBLISHED,
         promql=f"100 * {each} / ({each} + sum by ($by) ({other}))",
         promql_pooled=f"100 * sum({part}) / (sum({part}) + sum({other}))",
         promql_raw=f"{family}{{$replicas}}",
-        minimum=0.0,
         maximum=100.0,
         nonzero_expected=False,
         description=description,
@@ -201,36 +242,23 @@ def _share(name: str, title: str, family: str, rest: str, description: str, work
 
 
 _STANDARD = (
-    Metric(
-        name="cpu_usage",
-        title="CPU",
-        unit="cores",
-        kind=Kind.RATE,
-        level=Level.REPLICA,
-        pooled=True,
-        source=Source.PROCESS_CPU,
-        promql="sum by ($by) (rate($cpu_seconds{$containers}[$window]))",
-        promql_pooled="sum(rate($cpu_seconds{$containers}[$window]))",
-        promql_raw="$cpu_seconds{$containers}",
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
-        description="CPU cores kept busy by the replica; `all` is their sum.",
+    _rate(
+        "cpu_usage",
+        "CPU",
+        "cores",
+        "$cpu_seconds{$containers}",
+        "CPU cores kept busy by the replica; `all` is their sum.",
+        Source.PROCESS_CPU,
     ),
     Metric(
         name="memory_usage",
         title="Memory",
         unit="bytes",
         kind=Kind.GAUGE,
-        level=Level.REPLICA,
-        pooled=True,
         source=Source.PROCESS_MEMORY,
         promql="sum by ($by) ($memory_bytes{$containers})",
         promql_pooled="sum($memory_bytes{$containers})",
         promql_raw="$memory_bytes{$containers}",
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
         description="Resident memory of the replica (working set of its container in a cluster); pages shared "
         "between processes count in each. `all` is their sum.",
     ),
@@ -275,99 +303,78 @@ _STANDARD = (
         "Temperature of the GPU's core.",
         OverDevices.HIGHEST,
     ),
-    _pressure(
-        "cpu_psi",
-        "CPU pressure",
-        Source.CPU_PRESSURE,
-        "node_pressure_cpu_waiting_seconds_total",
-        "Share of the window in which at least one task of the node waited for a CPU.",
-    ),
-    _pressure(
-        "memory_psi",
-        "Memory pressure",
-        Source.MEMORY_PRESSURE,
-        "node_pressure_memory_waiting_seconds_total",
-        "Share of the window in which at least one task of the node waited for memory.",
-    ),
-    _pressure(
-        "io_psi",
-        "IO pressure",
-        Source.IO_PRESSURE,
-        "node_pressure_io_waiting_seconds_total",
-        "Share of the window in which at least one task of the node waited for IO.",
-    ),
+    _pressure("cpu", "CPU", Source.CPU_PRESSURE, "a CPU"),
+    _pressure("memory", "Memory", Source.MEMORY_PRESSURE, "memory"),
+    _pressure("io", "IO", Source.IO_PRESSURE, "IO"),
     Metric(
         name="latency_avg",
         title="Latency, mean of the window",
         unit="seconds",
         kind=Kind.MEAN,
-        level=Level.REPLICA,
-        pooled=True,
         source=Source.LATENCY,
         promql="sum by ($by) (rate(inference_latency_seconds_sum{$replicas}[$window])) / "
         "sum by ($by) (rate(inference_latency_seconds_count{$replicas}[$window]))",
         promql_pooled="sum(rate(inference_latency_seconds_sum{$replicas}[$window])) / "
         "sum(rate(inference_latency_seconds_count{$replicas}[$window]))",
         promql_raw=_REQUESTS_RAW,
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
         description="Mean latency of the requests of the window; `all` weights each replica by its requests.",
     ),
-    _latency_quantile(0.5),
-    _latency_quantile(0.95),
-    _latency_quantile(0.99),
-    Metric(
-        name="throughput",
-        title="Throughput",
-        unit="requests per second",
-        kind=Kind.RATE,
-        level=Level.REPLICA,
-        pooled=True,
-        source=Source.REQUESTS,
-        promql="sum by ($by) (rate(inference_requests_total{$replicas}[$window]))",
-        promql_pooled="sum(rate(inference_requests_total{$replicas}[$window]))",
-        promql_raw=_REQUESTS_RAW,
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
-        description="Requests finished per second; `all` is their sum.",
+    *(
+        _quantile(
+            "latency",
+            "Latency, p{} of the histogram",
+            "inference_latency_seconds_bucket{$replicas$buckets}",
+            quantile,
+            "{} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
+            source=Source.LATENCY,
+            raw=_REQUESTS_RAW,
+        )
+        for quantile in (0.5, 0.95, 0.99)
+    ),
+    _rate(
+        "throughput",
+        "Throughput",
+        "requests per second",
+        _REQUESTS_RAW,
+        "Requests finished per second; `all` is their sum.",
+        Source.REQUESTS,
     ),
     Metric(
         name="total_count",
         title="Requests since the start",
         unit="requests",
         kind=Kind.COUNTER,
-        level=Level.REPLICA,
-        pooled=True,
         source=Source.REQUESTS,
         promql="",
-        promql_pooled="",
         promql_raw=_REQUESTS_RAW,
-        minimum=0.0,
-        maximum=None,
-        nonzero_expected=True,
         description="Requests finished since the first row, counted from the raw counter: row 0 is 0, a restarted "
         "replica goes on counting, nothing is extrapolated. `all` keeps what a replica that is dead, or could not be read, had served before.",
     ),
 )
 
 _STREAM = "streaming-server"
-_CLIENT_TTFT = "inference_client_ttft_seconds"
-_CLIENT_ITL = "inference_client_itl_seconds"
-_CLIENT_TPOT = "inference_client_tpot_seconds"
-_CLIENT_TTFT_TEXT = "requests of the window had their first token no later, at the client and from the intended time"
-_CLIENT_ITL_TEXT = "gaps between two tokens of the window, at the client, were no longer"
-_CLIENT_TPOT_TEXT = "requests of the window took no longer for each token after the first, on average, at the client"
+_CLIENT_HISTOGRAMS = (
+    (
+        "ttft",
+        "Time to first token",
+        "requests of the window had their first token no later, at the client and from the intended time",
+    ),
+    ("itl", "Inter-token latency", "gaps between two tokens of the window, at the client, were no longer"),
+    (
+        "tpot",
+        "Time per output token",
+        "requests of the window took no longer for each token after the first, on average, at the client",
+    ),
+)
 
 _PUBLISHED = (
-    _published_rate(
+    _rate(
         "inputs_per_second",
         "Inputs",
         "inputs per second",
-        "inference_inputs_total",
+        "inference_inputs_total{$replicas}",
         "Inputs (images, texts) served or trained on per second: requests times what each held; `all` is their sum.",
-        ("mnist-training", "resnet50-training", "bert-training", "data-parallel-training"),
+        workloads=("mnist-training", "resnet50-training", "bert-training", "data-parallel-training"),
     ),
     _share(
         "active_share",
@@ -378,39 +385,45 @@ _PUBLISHED = (
         "notebook",
     ),
     *(
-        _published_quantile(name, title, family, quantile, text, _STREAM)
-        for name, title, family, text in (
-            ("client_ttft", "Time to first token at the client", _CLIENT_TTFT, _CLIENT_TTFT_TEXT),
-            ("client_itl", "Inter-token latency at the client", _CLIENT_ITL, _CLIENT_ITL_TEXT),
-            ("client_tpot", "Time per output token at the client", _CLIENT_TPOT, _CLIENT_TPOT_TEXT),
+        _quantile(
+            f"client_{name}",
+            f"{title} at the client, p{{}}",
+            f"inference_client_{name}_seconds_bucket{{$replicas}}",
+            quantile,
+            f"{{}} % of the {text}; `all` pools the buckets of the replicas.",
+            source=Source.PUBLISHED,
+            raw=f"inference_client_{name}_seconds_count{{$replicas}}",
+            families=(f"inference_client_{name}_seconds",),
+            workloads=(_STREAM,),
         )
+        for name, title, text in _CLIENT_HISTOGRAMS
         for quantile in (0.5, 0.95, 0.99)
     ),
-    _published_rate(
+    _rate(
         "input_tokens_per_second",
         "Input tokens",
         "tokens per second",
-        "inference_client_input_tokens_total",
+        "inference_client_input_tokens_total{$replicas}",
         "Tokens of the requests answered per second, as the server counts them, else `requests.tokenizer`; `all` is their sum.",
-        (_STREAM,),
+        workloads=(_STREAM,),
         nonzero_expected=False,  # not every server says it
     ),
-    _published_rate(
+    _rate(
         "output_tokens_per_second",
         "Output tokens",
         "tokens per second",
-        "inference_client_output_tokens_total",
+        "inference_client_output_tokens_total{$replicas}",
         "Tokens of the answers per second, counted when an answer ends: by the server where it says it, else the pieces with "
         "text; `all` is their sum.",
-        (_STREAM,),
+        workloads=(_STREAM,),
     ),
-    _published_rate(
+    _rate(
         "failed_requests_per_second",
         "Failed requests",
         "requests per second",
-        "inference_client_failed_requests_total",
+        "inference_client_failed_requests_total{$replicas}",
         "Requests to a server of your own that got no proper answer, per second; `all` is their sum.",
-        ("server", _STREAM),
+        workloads=("server", _STREAM),
         nonzero_expected=False,
     ),
 )

@@ -236,7 +236,7 @@ def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Findin
     kernels = metric.source in PROCESS_SOURCES | PRESSURE_SOURCES
     step_s = _step_s(series.elapsed_s)
     slack = BOUND_SLACK + (TICK_S / step_s if kernels and step_s else 0.0)
-    low = metric.minimum is not None and len(present) and present.min() < metric.minimum
+    low = len(present) and present.min() < 0
     high = metric.maximum is not None and len(present) and present.max() > metric.maximum * (1 + slack)
     if low or high:
         value = present.min() if low else present.max()

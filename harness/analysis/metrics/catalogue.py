@@ -20,8 +20,7 @@ from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import percentile
 from harness.analysis.statistics.distributions import Floats
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates
-from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
-from harness.metrics.metric import OverDevices
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Level, OverDevices
 from harness.metrics.telemetry import power_capped, reasons
 from harness.results.files import storage_errors
 from harness.results.layout import TELEMETRY
