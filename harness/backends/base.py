@@ -11,8 +11,7 @@ from typing import Any, Protocol
 from harness.clock import Clock
 from harness.errors import Issue, ReasonCode
 from harness.metrics.catalogue import Metric
-from harness.metrics.rows import RowSink
-from harness.metrics.summary import Recording
+from harness.metrics.rows import Recording, RowSink
 from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
 from harness.spec import CampaignSpec, ExperimentSpec, Timing

@@ -22,7 +22,7 @@ from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, Issue, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
-from harness.metrics.sources import ReplicaTarget
+from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance

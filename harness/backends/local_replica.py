@@ -20,7 +20,7 @@ from harness.backends.devices import deal_cpus
 from harness.backends.supervised import Lifeline
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
-from harness.metrics.sources import ReplicaTarget
+from harness.metrics.row_builder import ReplicaTarget
 from harness.results import layout
 from harness.results.files import read_object
 from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec

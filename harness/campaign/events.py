@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.metrics.rows import Row, neighbour_of
+from harness.metrics.rows import MetricRow, neighbour_of
 from harness.results.manifest import Status
 from harness.results.writers import ExperimentWriter
 
@@ -92,14 +92,14 @@ class ProgressWriter(ExperimentWriter):
 
     now: tuple[Now, ...] = ()
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[MetricRow]) -> None:
         """As of its parent."""
         rows = list(rows)
         self.now = _now(rows)
         super().write(rows)
 
 
-def _now(rows: Iterable[Row]) -> tuple[Now, ...]:
+def _now(rows: Iterable[MetricRow]) -> tuple[Now, ...]:
     values = {(row.metric, row.series): row.value for row in rows if row.metric in {RATE, TAIL}}
     own = dict.fromkeys(series for metric, series in values if metric == RATE and not neighbour_of(series))
     return tuple(Now(series, values[RATE, series], values.get((TAIL, series))) for series in own)

@@ -38,8 +38,7 @@ from harness.errors import (
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
-from harness.metrics.sources import GpuSource, hottest_celsius
-from harness.metrics.summary import RecordingSummary
+from harness.metrics.rows import RecordingSummary
 from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
 from harness.results.experiment import finalise
@@ -73,7 +72,7 @@ class CampaignContext:
     clock: Clock
     journal: Journal
     listener: Listener
-    gpus: Callable[[], GpuSource] = NvmlGpus
+    gpus: Callable[[], NvmlGpus] = NvmlGpus
     rehearsed: bool = False
     interrupted: threading.Event = field(default_factory=threading.Event)
 
@@ -482,6 +481,6 @@ class Attempt:
                 if clock.wait_until(min(clock.now_s() + COOLDOWN_POLL_S, deadline_s), interrupted):
                     return
 
-    def _hottest(self, gpus: GpuSource) -> float:
+    def _hottest(self, gpus: NvmlGpus) -> float:
         there = self._deployment.hottest_celsius() if self._deployment else None
-        return hottest_celsius(gpus.read()) if there is None else there
+        return gpus.hottest_celsius() if there is None else there

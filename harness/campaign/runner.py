@@ -19,7 +19,6 @@ from harness.campaign.planners import planner_of
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
 from harness.metrics.nvml import NvmlGpus
-from harness.metrics.sources import GpuSource
 from harness.results.manifest import Manifest, Status, Verdict, read_manifest
 from harness.results.verification import verify_experiment
 from harness.spec import ExperimentSpec, OnReplicaDeath
@@ -60,7 +59,7 @@ class CampaignRunner:
         *,
         clock: Clock | None = None,
         listener: events.Listener = lambda _event: None,
-        gpus: Callable[[], GpuSource] = NvmlGpus,
+        gpus: Callable[[], NvmlGpus] = NvmlGpus,
     ) -> None:
         self._folder = folder
         self._backend = backend

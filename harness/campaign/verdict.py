@@ -11,8 +11,7 @@ from typing import Any
 from harness.backends.base import ReplicaDeath
 from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity, judge
-from harness.metrics.rows import neighbour_of
-from harness.metrics.summary import RecordingSummary
+from harness.metrics.rows import RecordingSummary, neighbour_of
 from harness.metrics.telemetry import held_back
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict

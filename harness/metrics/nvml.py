@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import GpuUsage
+from harness.metrics.rows import Missing
 
 T = TypeVar("T")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -55,6 +54,14 @@ _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """One reading of one device: its gauges by name, and memory by process id where the driver tells."""
+
+    gauges: Mapping[str, float | Missing]
+    process_memory_bytes: Mapping[int, int] | Missing
+
+
+@dataclass(frozen=True, slots=True)
 class GpuFacts:
     """One GPU, as preflight needs it.
 
@@ -82,13 +89,20 @@ class NvmlGpus:
         library: stands in for the ``pynvml`` module in tests.
         used: UUIDs of those that replicas use, the others being nobody's business; None: all of them.
         activity: ``read_telemetry`` will be called, which keeps samples of each device's activity.
+
+    Attributes:
+        absent: why there is no device to read; empty when there is.
     """
 
     def __init__(self, library: Any = None, *, used: Collection[str] | None = None, activity: bool = False) -> None:
-        self._nvml: Any = library
-        self._used = used
-        self._handles: list[Any] = []
-        self.absent = self._open()
+        self._nvml, handles, self.absent = _opened(library)
+        self._handles = [
+            handle for handle in handles if used is None or str(self._nvml.nvmlDeviceGetUUID(handle)) in used
+        ]
+        if not self._handles and not self.absent:
+            self._nvml.nvmlShutdown()
+            none_visible = f"the driver is loaded and lists no device that {VISIBLE} lets through"
+            self.absent = f"no GPU: {none_visible if used is None else 'no replica uses one'}"
         self._activity = [_Activity(self._nvml, handle) for handle in self._handles if activity]
 
     @property
@@ -106,6 +120,11 @@ class NvmlGpus:
         pairs = zip(self._handles, self._activity, strict=True)
         return [self._gauges(GAUGES, handle) | activity.read() for handle, activity in pairs]
 
+    def hottest_celsius(self) -> float:
+        """Temperature of the hottest device now; infinite where there is none, or one does not tell."""
+        readings = [self._gauges(["temperature_celsius"], handle)["temperature_celsius"] for handle in self._handles]
+        return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)
+
     def close(self) -> None:
         """Let go of the driver."""
         for reader in self._activity:
@@ -114,34 +133,6 @@ class NvmlGpus:
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
-
-    def _open(self) -> str:
-        """Open the library and the devices; the reason why there is none, or nothing."""
-        try:
-            if self._nvml is None:
-                import pynvml
-
-                self._nvml = pynvml
-            self._nvml.nvmlInit()
-        except ImportError:
-            return "no NVML: the Python package nvidia-ml-py is not installed"
-        except self._nvml.NVMLError as error:
-            return _no_driver(str(error))
-        try:
-            handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-            self._handles = [handle for handle in visible(self._nvml, handles) if self._is_used(handle)]
-        except self._nvml.NVMLError as error:
-            self._nvml.nvmlShutdown()
-            return f"no GPU: NVML says {_clip(str(error))}"
-        if not self._handles:
-            self._nvml.nvmlShutdown()
-            if self._used is not None:
-                return "no GPU: no replica uses one"
-            return "no GPU: the driver is loaded and lists no device that CUDA_VISIBLE_DEVICES lets through"
-        return ""
-
-    def _is_used(self, handle: Any) -> bool:
-        return self._used is None or str(self._nvml.nvmlDeviceGetUUID(handle)) in self._used
 
     def _process_memory(self, handle: Any) -> dict[int, int] | Missing:
         nvml = self._nvml
@@ -211,21 +202,21 @@ class _Activity:
 
     def _between(self, begin: Any, end: Any) -> dict[str, float | Missing]:
         nvml = self._nvml
-        asked = nvml.c_nvmlGpmMetricsGet_t()
-        asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(ACTIVITY)
-        asked.sample1, asked.sample2 = begin, end
-        for metric, (name, _) in zip(asked.metrics, ACTIVITY.values(), strict=False):
+        query = nvml.c_nvmlGpmMetricsGet_t()
+        query.version, query.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(ACTIVITY)
+        query.sample1, query.sample2 = begin, end
+        for metric, (name, _) in zip(query.metrics, ACTIVITY.values(), strict=False):
             metric.metricId = getattr(nvml, name)
-        nvml.nvmlGpmMetricsGet(asked)
-        found: dict[str, float | Missing] = {}
-        for metric, (name, (_, scale)) in zip(asked.metrics, ACTIVITY.items(), strict=False):
+        nvml.nvmlGpmMetricsGet(query)
+        values: dict[str, float | Missing] = {}
+        for metric, (name, (_, scale)) in zip(query.metrics, ACTIVITY.items(), strict=False):
             if metric.nvmlReturn != nvml.NVML_SUCCESS:
-                found[name] = Missing("NVML: not on this GPU")
+                values[name] = Missing("NVML: not on this GPU")
             elif not math.isfinite(metric.value):  # seen where several read the counters at once
-                found[name] = Missing("NVML: no number")
+                values[name] = Missing("NVML: no number")
             else:
-                found[name] = six_digits(metric.value * scale)
-        return found
+                values[name] = six_digits(metric.value * scale)
+        return values
 
 
 def six_digits(value: float) -> float:
@@ -239,87 +230,84 @@ def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
     Args:
         library: stands in for the ``pynvml`` module in tests.
     """
-    found, why_none = _of_each(_facts, library)
-    return found, "" if found else why_none or f"the driver shows no device that {VISIBLE} lets through"
+    facts, why_none = _of_each(_facts, library)
+    return facts, "" if facts else why_none or f"the driver shows no device that {VISIBLE} lets through"
 
 
 def gpu_descriptions(library: Any = None) -> tuple[list[dict[str, Any]], str]:
-    """The same GPUs as a manifest describes them (``Gpu``); the reason is empty where there is a driver without a GPU.
-
-    Args:
-        library: stands in for the ``pynvml`` module in tests.
-    """
+    """The same GPUs as a manifest describes them (``Gpu``); the reason is empty where there is a driver without a GPU."""
     return _of_each(describe, library)
 
 
-def _of_each(ask: Callable[[Any, Any], T], library: Any = None) -> tuple[list[T], str]:
-    import pynvml
-
-    nvml = library or pynvml
+def _of_each(read: Callable[[Any, Any], T], library: Any) -> tuple[list[T], str]:
+    nvml, handles, why_none = _opened(library)
+    if why_none:
+        return [], why_none
     try:
-        nvml.nvmlInit()
+        return [read(nvml, handle) for handle in handles], ""
     except nvml.NVMLError as error:
-        return [], _no_driver(str(error))
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return [ask(nvml, handle) for handle in visible(nvml, handles)], ""
-    except nvml.NVMLError as error:
-        return [], f"NVML says {_clip(str(error))}"
+        return [], f"no GPU: NVML says {_clip(str(error))}"
     finally:
         nvml.nvmlShutdown()
 
 
-def _facts(nvml: Any, handle: Any) -> GpuFacts:
-    def ask(name: str, default: Any) -> Any:
-        try:
-            return getattr(nvml, name)(handle)
-        except nvml.NVMLError:
-            return default  # not every device answers every question
+def _opened(library: Any) -> tuple[Any, list[Any], str]:
+    """The library, initialised, and the devices that CUDA_VISIBLE_DEVICES lets through; or why it is not initialised."""
+    nvml = library
+    try:
+        if nvml is None:
+            import pynvml
 
+            nvml = pynvml
+        nvml.nvmlInit()
+    except ImportError:
+        return None, [], "no NVML: the Python package nvidia-ml-py is not installed"
+    except nvml.NVMLError as error:
+        if "Shared Library Not Found" in str(error):
+            return nvml, [], "no NVIDIA driver: libnvidia-ml.so.1 not found"
+        return nvml, [], f"no NVIDIA driver: NVML says {_clip(str(error))}"
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return nvml, visible(nvml, handles), ""
+    except nvml.NVMLError as error:
+        nvml.nvmlShutdown()
+        return nvml, [], f"no GPU: NVML says {_clip(str(error))}"
+
+
+def _facts(nvml: Any, handle: Any) -> GpuFacts:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    running = _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     return GpuFacts(
         name=str(nvml.nvmlDeviceGetName(handle)),
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
-        compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode", None), ""),
-        mig=bool(ask("nvmlDeviceGetMigMode", (0, 0))[0]),
+        compute_mode=_COMPUTE_MODES.get(_ask(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle)), ""),
+        mig=bool(_ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)),
         mig_uuids=tuple(_mig_uuids(nvml, handle)),
-        processes=tuple(process.pid for process in ask("nvmlDeviceGetComputeRunningProcesses", [])),
+        processes=tuple(process.pid for process in running),
         near_cpus=tuple(_near_cpus(nvml, handle)),
     )
 
 
 def _near_cpus(nvml: Any, handle: Any) -> Iterator[int]:
+    """None on a machine with one node, and in some virtual ones."""
     words = -(-(os.cpu_count() or 1) // _BITS)
-    try:
-        masks = list(nvml.nvmlDeviceGetCpuAffinity(handle, words))
-    except nvml.NVMLError:
-        return  # as on a machine with one node, or in some virtual ones
-    for place, mask in enumerate(masks):
+    for place, mask in enumerate(_ask(nvml, lambda: nvml.nvmlDeviceGetCpuAffinity(handle, words), ())):
         yield from (place * _BITS + bit for bit in range(_BITS) if mask >> bit & 1)
 
 
 def _mig_uuids(nvml: Any, handle: Any) -> Iterator[str]:
-    try:
-        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
-    except nvml.NVMLError:
-        return  # the device has no MIG at all
-    for place in places:
-        try:
+    for place in range(_ask(nvml, lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle), 0)):
+        with contextlib.suppress(nvml.NVMLError):  # no instance in this place
             yield str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
-        except nvml.NVMLError:
-            continue  # no instance in this place
 
 
 def describe(nvml: Any, handle: Any) -> dict[str, Any]:
     """One device as a manifest describes it; None for what it does not tell."""
 
     def ask(question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except nvml.NVMLError:
-            return None  # Not every device answers every question, e.g. clocks inside a container.
+        return _ask(nvml, question)
 
     cuda = ask(nvml.nvmlSystemGetCudaDriverVersion)
     power_mw = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
@@ -341,6 +329,14 @@ def describe(nvml: Any, handle: Any) -> dict[str, Any]:
     }
 
 
+def _ask(nvml: Any, question: Callable[[], Any], default: Any = None) -> Any:
+    """Not every device answers every question, e.g. for clocks inside a container."""
+    try:
+        return question()
+    except nvml.NVMLError:
+        return default
+
+
 def _as_text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
@@ -354,20 +350,14 @@ def visible(nvml: Any, handles: list[Any]) -> list[Any]:
     uuids = [(str(nvml.nvmlDeviceGetUUID(handle)), handle) for handle in handles]
     chosen: list[Any] = []
     for name in filter(None, (part.strip() for part in wanted.split(","))):
-        found = [by_name[name]] if name in by_name else [handle for uuid, handle in uuids if uuid.startswith(name)]
-        if not found:
+        named = [by_name[name]] if name in by_name else [handle for uuid, handle in uuids if uuid.startswith(name)]
+        if not named:
             # CUDA itself stops at the first name it does not know, but a MIG name stands for a slice of a device.
             if name.startswith("MIG-"):
                 return handles
             break
-        chosen.append(found[0])
+        chosen.append(named[0])
     return chosen
-
-
-def _no_driver(message: str) -> str:
-    if "Shared Library Not Found" in message:
-        return "no NVIDIA driver: libnvidia-ml.so.1 not found"
-    return f"no NVIDIA driver: NVML says {_clip(message)}"
 
 
 def _clip(message: str, limit: int = 80) -> str:

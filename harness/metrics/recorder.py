@@ -11,32 +11,26 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.clock import Clock
 from harness.errors import UsageError
-from harness.metrics.catalogue import (
-    GPU_SOURCES,
-    PRESSURE_SOURCES,
-    PROCESS_SOURCES,
-    REPLICA_SOURCES,
-    Metric,
-    Source,
-)
+from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, PROCESS_SOURCES, REPLICA_SOURCES, Metric, Source
+from harness.metrics.machine import KernelPressure, ProcessTrees
 from harness.metrics.nvml import NvmlGpus
-from harness.metrics.pressure import KernelPressure
-from harness.metrics.processes import ProcessTrees
 from harness.metrics.promql_math import MS_PER_S, range_ms, to_ms
-from harness.metrics.row_builder import LATE_TICK, TickComputer
-from harness.metrics.rows import Row, RowSink
-from harness.metrics.scrape import Scraper
-from harness.metrics.sources import Reading, ReplicaTarget, Sources
-from harness.metrics.summary import (
+from harness.metrics.row_builder import LATE_TICK, Reading, ReplicaTarget, TickComputer
+from harness.metrics.rows import (
     LatenessHistogram,
+    MetricRow,
     MetricSummary,
+    Missing,
     RecordingSummary,
+    RowSink,
     RowStatistics,
     missing_warnings,
 )
+from harness.metrics.scrape import Scraper
 
 SCRAPE_TIMEOUT_STEPS = 0.8
 MAX_SCRAPE_TIMEOUT_S = 2.0
@@ -45,7 +39,27 @@ MAX_SCRAPE_TIMEOUT_S = 2.0
 PRIORITY = 10
 """Steps of niceness that the recording thread takes for itself where it may."""
 
-__all__ = ["Recorder", "ReplicaTarget"]
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything one recorder reads. None raises while recording: what cannot be read is ``Missing``, with its reason.
+
+    Each has one fake, in ``tests/support/fake_metrics.py``.
+    """
+
+    replicas: Scraper
+    processes: ProcessTrees
+    gpus: NvmlGpus
+    pressure: KernelPressure
+
+    def absent(self, metric: Metric) -> str:
+        """Why this machine cannot give a metric; empty where it can."""
+        if metric.source in GPU_SOURCES:
+            return self.gpus.absent
+        if metric.source in PRESSURE_SOURCES:
+            stalled_s = self.pressure.read(metric.source)
+            return stalled_s.reason if isinstance(stalled_s, Missing) else ""
+        return ""
 
 
 class Recorder:
@@ -96,29 +110,23 @@ class Recorder:
         self._enough = enough
 
     def record(self, start_s: float, rows: int) -> RecordingSummary:
-        """Record ``rows`` rows of every series, fewer when enough is known; call it one window and a step before ``start_s``.
-
-        Args:
-            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-
-        Raises:
-            UsageError: ``start_s`` is not on the grid.
-            StorageError: the sink cannot write.
-        """
+        """See ``Recording``."""
         start_ms = to_ms(start_s)
         if start_ms % self._step_ms:
             raise UsageError(
                 f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
                 advice="Floor the start to the step, so that all metrics share timestamps.",
             )
-        sources = self._sources or real_sources(self._targets, self._used_gpus)
-        try:
+        sources = self._sources or Sources(
+            replicas=Scraper([target.metrics_url for target in self._targets]),
+            processes=ProcessTrees([target.pid for target in self._targets]),
+            gpus=NvmlGpus(used=self._used_gpus),
+            pressure=KernelPressure(),
+        )
+        with contextlib.closing(sources.replicas), contextlib.closing(sources.gpus):
             recording = _Recording(sources, self._targets, self._metrics, self._range_ms)
             with _punctual():
                 stopped = self._run(recording, start_ms, rows)
-        finally:
-            if self._sources is None:
-                sources.close()
         return recording.summary(start_ms, self._step_s, stopped=stopped)
 
     def _run(self, recording: _Recording, start_ms: int, rows: int) -> bool:
@@ -150,7 +158,7 @@ class _Recording:
     ) -> None:
         self._sources = sources
         self._metrics = metrics
-        self._absent = absent_metrics(metrics, sources)
+        self._absent = {metric.name: reason for metric in metrics if (reason := sources.absent(metric))}
         present = [metric for metric in metrics if metric.name not in self._absent]
         self._wanted = {metric.source for metric in present}
         self._computer = TickComputer(targets, present, sources.gpus.count, range_ms, sources.processes.pids)
@@ -179,7 +187,7 @@ class _Recording:
             time_ms, Reading(replicas, processes, gpus, pressure, processes_ms, pressure_ms), counting=row > 0
         )
 
-    def rows(self, time_ms: int, *, missed: bool) -> list[Row]:
+    def rows(self, time_ms: int, *, missed: bool) -> list[MetricRow]:
         """Every row of one grid time, those of absent metrics included."""
         rows = self._computer.missing_rows(time_ms, LATE_TICK) if missed else self._computer.rows(time_ms)
         self._statistics.add(rows)
@@ -188,7 +196,7 @@ class _Recording:
         for metric in self._metrics:
             if metric.name in self._absent:
                 reason = self._absent[metric.name]
-                rows.append(Row(metric.name, metric.level.absent_series, time_ms / MS_PER_S, None, reason))
+                rows.append(MetricRow(metric.name, metric.level.absent_series, time_ms / MS_PER_S, None, reason))
         return rows
 
     def summary(self, start_ms: int, step_s: float, *, stopped: bool) -> RecordingSummary:
@@ -226,31 +234,7 @@ def _punctual() -> Iterator[None]:
             os.setpriority(os.PRIO_PROCESS, thread, before)
 
 
-def absent_metrics(metrics: Sequence[Metric], sources: Sources) -> dict[str, str]:
-    """The metrics that this machine cannot give, with the reason."""
-    absent: dict[str, str] = {}
-    for metric in metrics:
-        reason = ""
-        if metric.source in GPU_SOURCES:
-            reason = sources.gpus.absent
-        elif metric.source in PRESSURE_SOURCES:
-            reason = sources.pressure.absent(metric.source)
-        if reason:
-            absent[metric.name] = reason
-    return absent
-
-
 def _warnings(metrics: dict[str, MetricSummary], rows: int, missed: int) -> Iterator[str]:
     if missed:
         yield f"{missed} of {rows} ticks were missed: {LATE_TICK}."
     yield from missing_warnings(metrics)
-
-
-def real_sources(targets: Sequence[ReplicaTarget], used_gpus: Collection[str] | None = None) -> Sources:
-    """What is read of these replicas and of the machine below them; of its GPUs those they use, None: all of them."""
-    return Sources(
-        replicas=Scraper([target.metrics_url for target in targets]),
-        processes=ProcessTrees([target.pid for target in targets]),
-        gpus=NvmlGpus(used=used_gpus),
-        pressure=KernelPressure(),
-    )

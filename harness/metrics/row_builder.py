@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, Kind, Metric, Source
-from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, PublishedFamily, ReplicaSample
+from harness.metrics.machine import ProcessUsage
+from harness.metrics.nvml import GpuUsage
 from harness.metrics.promql_math import MS_PER_S, CounterWindow, RunningTotal, Vector, histogram_quantile
-from harness.metrics.rows import Row
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import GpuUsage, ProcessUsage, Reading, ReplicaTarget
+from harness.metrics.rows import POOLED, MetricRow, Missing, series_name
+from harness.metrics.scrape import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, PublishedFamily, ReplicaSample
 
 NO_REQUESTS = "no request finished in the window"
 TOO_FEW = "fewer than two scrapes in the window"
@@ -22,6 +23,43 @@ NO_TIME = "the workload counted neither part of its time in the window"
 LATE_TICK = "the recorder itself was late by a whole step or more: the machine was overloaded or suspended"
 
 Value = float | Missing
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTarget:
+    """One replica to record.
+
+    Attributes:
+        replica: its index, from 0.
+        pid: its process; children count as part of it.
+        metrics_url: its ``/metrics``, e.g. ``http://127.0.0.1:8000/metrics``.
+        neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
+    """
+
+    replica: int
+    pid: int
+    metrics_url: str
+    neighbour: str = ""
+
+    @property
+    def series(self) -> str:
+        """Name of its series."""
+        return series_name(f"replica-{self.replica}", self.neighbour)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one tick saw; lists are in the targets' (or devices') order.
+
+    ``processes_ms`` and ``pressure_ms``: when those were really read, ms since the epoch; None: at the tick's own time.
+    """
+
+    replicas: Sequence[ReplicaSample | Missing] = ()
+    processes: Sequence[ProcessUsage | Missing] = ()
+    gpus: Sequence[GpuUsage] = ()
+    pressure: Mapping[Source, Value] = field(default_factory=dict)
+    processes_ms: float | None = None
+    pressure_ms: float | None = None
 
 
 class _Replica:
@@ -133,16 +171,21 @@ class TickComputer:
         for group in self._groups:
             group.pool()
 
-    def rows(self, time_ms: int) -> list[Row]:
+    def rows(self, time_ms: int) -> list[MetricRow]:
         """Rows of the reading last observed."""
+        time_s = time_ms / MS_PER_S
         return [
-            _row(metric, series, time_ms, value) for metric in self._metrics for series, value in self._series(metric)
+            MetricRow(metric.name, series, time_s, None, value.reason)
+            if isinstance(value, Missing)
+            else MetricRow(metric.name, series, time_s, value)
+            for metric in self._metrics
+            for series, value in self._series(metric)
         ]
 
-    def missing_rows(self, time_ms: int, reason: str) -> list[Row]:
+    def missing_rows(self, time_ms: int, reason: str) -> list[MetricRow]:
         """Rows of a tick that saw nothing."""
         return [
-            Row(metric.name, series, time_ms / MS_PER_S, None, reason)
+            MetricRow(metric.name, series, time_ms / MS_PER_S, None, reason)
             for metric in self._metrics
             for series in self.series(metric)
         ]
@@ -193,7 +236,7 @@ def _groups(targets: Sequence[ReplicaTarget], replicas: Sequence[_Replica]) -> l
     """One group per workload, in the order of the targets."""
     members: dict[str, list[_Replica]] = {}
     for target, replica in zip(targets, replicas, strict=True):
-        members.setdefault(target.pooled_series, []).append(replica)
+        members.setdefault(series_name(POOLED, target.neighbour), []).append(replica)
     return [_Group(series, group) for series, group in members.items()]
 
 
@@ -265,9 +308,3 @@ def _given(rate: float | None) -> Value:
 
 def _sum(values: Sequence[float], reason: str) -> Value:
     return sum(values) if values else Missing(reason)
-
-
-def _row(metric: Metric, series: str, time_ms: int, value: Value) -> Row:
-    if isinstance(value, Missing):
-        return Row(metric.name, series, time_ms / MS_PER_S, None, value.reason)
-    return Row(metric.name, series, time_ms / MS_PER_S, value)

@@ -1,13 +1,21 @@
-"""One value of one metric at one instant: what both readers of metrics produce and every writer takes."""
+"""One value of one metric at one instant, as both readers of metrics produce it, and what a recording says of itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+import dataclasses
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 POOLED = "all"
 """The series over all measured replicas."""
+_BINS_PER_DECADE = 50
+_LOWEST_S = 1e-6
+_DECADES = 10
+_MAX_REASONS = 20
+_OTHER_REASONS = "other reasons"
 
 
 def series_name(name: str, neighbour: str = "") -> str:
@@ -21,7 +29,14 @@ def neighbour_of(series: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Missing:
+    """Why a value could not be read; short and constant, because it becomes a row's reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
     """One value of one series.
 
     Attributes:
@@ -45,29 +60,24 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One series over many grid times.
-
-    Attributes:
-        values: one per grid time; anything where ``reasons`` says why there is none.
-        reasons: why the value is missing; empty when it is not.
-    """
+class MetricColumn:
+    """One series over many grid times: one value per time (anything where it is missing) and one reason (empty where not)."""
 
     metric: str
     series: str
     values: Sequence[float]
     reasons: Sequence[str]
 
-    def row(self, place: int, time_s: float) -> Row:
+    def row(self, place: int, time_s: float) -> MetricRow:
         """The value at one grid time."""
         reason = self.reasons[place]
-        return Row(self.metric, self.series, time_s, None if reason else self.values[place], reason)
+        return MetricRow(self.metric, self.series, time_s, None if reason else self.values[place], reason)
 
 
 class RowSink(Protocol):
     """Takes the rows of one grid time at once; must not hold them."""
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[MetricRow]) -> None:
         """Write the rows. Raises StorageError when they cannot be written."""
         ...
 
@@ -76,14 +86,160 @@ class RowSink(Protocol):
 class ColumnSink(RowSink, Protocol):
     """Takes many grid times at once, too, which is much faster."""
 
-    def write_columns(self, times_s: Sequence[float], columns: Sequence[Column]) -> None:
+    def write_columns(self, times_s: Sequence[float], columns: Sequence[MetricColumn]) -> None:
         """Write what ``write`` would, called with the rows of all columns for one grid time after another.
 
         Args:
-            times_s: grid times, seconds since the epoch.
-            columns: every series, each with one value per grid time.
+            times_s: grid times, seconds since the epoch; every column has one value for each.
 
         Raises:
             StorageError: they cannot be written.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """How late ticks began, in seconds after their schedule; quantiles are at most 5 % too high."""
+
+    ticks: int
+    missed: int
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSummary:
+    """One metric's rows: the series seen, and how many values are missing, by reason."""
+
+    series: list[str]
+    values: int
+    missing: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingSummary:
+    """One recording.
+
+    Attributes:
+        start_s: grid time of row 0, seconds since the epoch.
+        end_s: grid time of the last row written; None when there is none.
+        answered_within_s: how long after its row's time, at most, a reading had its last answer; None: a server scraped, which
+            reads before that time.
+        identities: what a series stands for, by series name (pod, node, device), where names alone do not say.
+    """
+
+    start_s: float
+    end_s: float | None
+    step_s: float
+    rows: int
+    stopped: bool
+    lateness: Lateness
+    metrics: dict[str, MetricSummary]
+    absent: dict[str, str]
+    warnings: list[str] = field(default_factory=list)
+    answered_within_s: float | None = None
+    identities: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for the manifest."""
+        return dataclasses.asdict(self)
+
+
+class Recording(Protocol):
+    """Rows of every series, from a start on the grid."""
+
+    def record(self, start_s: float, rows: int) -> RecordingSummary:
+        """Record ``rows`` rows of every series, fewer when enough is known; call it one window and a step before ``start_s``.
+
+        Args:
+            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
+
+        Raises:
+            UsageError: ``start_s`` is not on the grid.
+            MetricsError: nothing can be recorded at all; what is missing in part is in the rows, with its reason.
+            StorageError: the rows cannot be written.
+        """
+        ...
+
+
+class LatenessHistogram:
+    """Quantiles of lateness in constant memory: 50 bins a decade from a microsecond to hours."""
+
+    def __init__(self) -> None:
+        self._bins = [0] * (_BINS_PER_DECADE * _DECADES + 1)
+        self._count = 0
+        self._max_s = 0.0
+
+    def add(self, lateness_s: float) -> None:
+        """Count one tick."""
+        lateness_s = max(lateness_s, 0.0)
+        self._count += 1
+        self._max_s = max(self._max_s, lateness_s)
+        place = math.ceil(_BINS_PER_DECADE * math.log10(max(lateness_s, _LOWEST_S) / _LOWEST_S))
+        self._bins[min(place, len(self._bins) - 1)] += 1
+
+    def quantile(self, quantile: float) -> float | None:
+        """Upper edge of the bin that holds the quantile, in seconds; None without ticks."""
+        if not self._count:
+            return None
+        rank, counted = quantile * self._count, 0
+        for place, count in enumerate(self._bins):
+            counted += count
+            if counted >= rank:
+                return min(_LOWEST_S * 10 ** (place / _BINS_PER_DECADE), self._max_s)
+        return self._max_s
+
+    def summary(self, missed: int) -> Lateness:
+        """The figures."""
+        highest_s = self._max_s if self._count else None
+        return Lateness(self._count, missed, self.quantile(0.5), self.quantile(0.99), highest_s)
+
+
+class RowStatistics:
+    """Counts rows by metric; memory grows with the number of series, not of rows."""
+
+    def __init__(self) -> None:
+        self._values: Counter[str] = Counter()
+        self._series: dict[str, dict[str, None]] = defaultdict(dict)
+        self._reasons: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def add(self, rows: Iterable[MetricRow]) -> None:
+        """Count the rows of one tick."""
+        for row in rows:
+            self._count(row.metric, row.series, row.reason, 1)
+
+    def add_column(self, column: MetricColumn) -> None:
+        """Count the rows of one series."""
+        for reason, count in Counter(column.reasons).items():
+            self._count(column.metric, column.series, reason, count)
+
+    def _count(self, metric: str, series: str, reason: str, count: int) -> None:
+        if not reason:
+            self._values[metric] += count
+            self._series[metric][series] = None
+            return
+        reasons = self._reasons[metric]
+        known = reason in reasons or len(reasons) < _MAX_REASONS
+        reasons[reason if known else _OTHER_REASONS] += count
+
+    def summaries(self, names: Sequence[str]) -> dict[str, MetricSummary]:
+        """One summary per metric, in the order given."""
+        return {
+            name: MetricSummary(
+                list(self._series[name]), self._values[name], self._reasons[name].total(), dict(self._reasons[name])
+            )
+            for name in names
+        }
+
+
+def missing_warnings(metrics: Mapping[str, MetricSummary]) -> Iterator[str]:
+    """A sentence for each metric that misses values, with the commonest reason."""
+    for name, summary in metrics.items():
+        if summary.missing:
+            reason = max(summary.reasons, key=summary.reasons.__getitem__)
+            yield (
+                f"{name}: {summary.missing} of {summary.missing + summary.values} values are missing, most often: {reason}."
+            )

@@ -1,33 +1,174 @@
-"""Scrapes every replica at once, over connections that stay open, within one deadline.
+"""The replicas' ``/metrics``: all scraped at once, over connections that stay open, within one deadline, and read without weight.
 
-``begin`` sends all requests; ``collect`` takes the answers as they come. One thread, one selector:
-a replica that hangs costs the others nothing, and the harness one connection.
+``begin`` sends all requests; ``collect`` takes the answers as they come. One thread, one selector: a replica that hangs costs
+the others nothing, and the harness one connection. The layout of an answer (which line is which bucket) is learnt once;
+afterwards a scrape costs one dictionary look-up and one ``float()`` a line, a tenth of a parser that builds samples.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 import selectors
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from harness.errors import MetricsError
-from harness.metrics.exposition import ReplicaParser, ReplicaSample
+from harness.metrics.catalogue import PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS
+from harness.metrics.rows import Missing
 
 _RECEIVE_BYTES = 1 << 18
 _MAX_ANSWER_BYTES = 1 << 24
 _CONNECT_TIMEOUT_S = 0.05
 """Replicas listen on this machine: a connection that takes longer is a replica that is not there."""
+_REQUESTS = "inference_requests_total"
+_LATENCY = "inference_latency_seconds"
+_BOUND = re.compile(r'[{,]le="([^"]+)"')
+_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+_SERIES = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?$")
+
+REQUESTS_AT, SUM_AT, COUNT_AT, BUCKETS_AT = 0, 1, 2, 3
+"""Places in ``ReplicaSample.counters``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
-    """Why a value could not be read; short and constant, because it becomes a row's reason."""
+class PublishedFamily:
+    """Where something that only some workloads publish lies in ``ReplicaSample.counters``.
 
-    reason: str
+    Attributes:
+        at: place of a counter; of a histogram's sum, which its count and its cumulative counts follow.
+        bounds: upper bounds of a histogram's buckets, ascending, the last one +Inf; empty for a counter.
+    """
+
+    at: int
+    bounds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSample:
+    """One scrape of one replica.
+
+    Attributes:
+        bounds: upper bounds of the latency buckets in seconds, ascending, the last one +Inf.
+        counters: requests, sum of latencies (s), count, one cumulative count per bound, then the families; float64.
+        families: what else of the catalogue this workload publishes, by name.
+    """
+
+    bounds: NDArray[np.float64]
+    counters: NDArray[np.float64]
+    families: Mapping[str, PublishedFamily] = field(default_factory=dict)
+
+
+class ReplicaParser:
+    """Parses the answers of one replica, remembering their layout."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+        self._wanted = 0
+        self._expected = 0
+        self._bounds: NDArray[np.float64] = np.empty(0)
+        self._families: Mapping[str, PublishedFamily] = {}
+
+    def parse(self, text: str) -> ReplicaSample:
+        """Read one answer.
+
+        Raises:
+            MetricsError: a metric is missing, or a value is no number; the message fits into a row's reason.
+        """
+        values = self._read(text)
+        if values is None:
+            self._learn(text)
+            values = self._read(text)
+        if values is None:
+            raise MetricsError("the answer lists a latency bucket twice")
+        if not np.isfinite(values).all():
+            raise MetricsError("a counter in the answer is not a finite number")
+        return ReplicaSample(bounds=self._bounds, counters=values, families=self._families)
+
+    def _read(self, text: str) -> NDArray[np.float64] | None:
+        """Values in the known layout; None when the answer has another one."""
+        places = self._places
+        values, read = np.zeros(self._wanted), 0
+        for line in text.splitlines():
+            if not line.startswith("inference_"):
+                continue
+            key, value = _split(line)
+            place = places.get(key)
+            if place is None:
+                return None
+            if place >= 0:
+                values[place] += _number(value)
+                read += 1
+        return values if read and read == self._expected else None
+
+    def _learn(self, text: str) -> None:
+        series = [_split(line)[0] for line in text.splitlines() if line.startswith("inference_")]
+        keys: dict[str, list[str]] = {}
+        for key in series:
+            match = _SERIES.match(key)
+            keys.setdefault(match["name"] if match else "", []).append(key)
+        for name in (_REQUESTS, *_parts(_LATENCY)):
+            if name not in keys:
+                raise MetricsError(f"the answer has no {name}")
+        self._places = dict.fromkeys(series, -1) | dict.fromkeys(keys[_REQUESTS], REQUESTS_AT)
+        latency = self._place_histogram(keys, _LATENCY, SUM_AT)
+        families: dict[str, PublishedFamily] = {}
+        end = BUCKETS_AT + len(latency.bounds)
+        for name in sorted(PUBLISHED_COUNTERS & keys.keys()):
+            self._places |= dict.fromkeys(keys[name], end)
+            families[name] = PublishedFamily(end)
+            end += 1
+        for name in sorted(PUBLISHED_HISTOGRAMS):
+            if all(part in keys for part in _parts(name)):
+                families[name] = self._place_histogram(keys, name, end)
+                end += BUCKETS_AT - SUM_AT + len(families[name].bounds)
+        self._wanted = end
+        self._expected = sum(place >= 0 for place in self._places.values())
+        self._bounds = np.array(latency.bounds)
+        self._families = families
+
+    def _place_histogram(self, keys: Mapping[str, list[str]], name: str, at: int) -> PublishedFamily:
+        """Give a histogram's sum, count and buckets consecutive places from ``at`` on."""
+        total, count, bucket = _parts(name)
+        bound_of = {key: _bound(key) for key in keys[bucket]}
+        bounds = sorted(set(bound_of.values()))
+        if bounds[-1] != math.inf:
+            raise MetricsError(f'the answer has no {bucket}{{le="+Inf"}}')
+        self._places |= dict.fromkeys(keys[total], at) | dict.fromkeys(keys[count], at + 1)
+        self._places |= {key: at + 2 + bounds.index(bound) for key, bound in bound_of.items()}
+        return PublishedFamily(at, tuple(bounds))
+
+
+def _parts(histogram: str) -> tuple[str, str, str]:
+    """Names of a histogram's sum, count and buckets."""
+    return f"{histogram}_sum", f"{histogram}_count", f"{histogram}_bucket"
+
+
+def _split(line: str) -> tuple[str, str]:
+    """Series and value of one line; a timestamp after the value is dropped."""
+    end = line.rfind("}") + 1 or line.find(" ")
+    return line[:end], line[end:].split(maxsplit=1)[0] if line[end:].strip() else ""
+
+
+def _bound(key: str) -> float:
+    match = _BOUND.search(key)
+    if match is None:
+        raise MetricsError("a latency bucket in the answer has no `le` label")
+    return _number(match[1])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise MetricsError("a value in the answer is not a number") from error
 
 
 class _Connection:
@@ -85,13 +226,11 @@ class _Connection:
             # The server had closed the idle connection: that is no failure, ask again on a new one.
             self.close()
             self._connect()
-            raise _ReconnectedError
+            return None
         self._answer += data
         if len(self._answer) > _MAX_ANSWER_BYTES:
             raise MetricsError("the answer is larger than 16 MiB")
-        body, keep = _complete_body(bytes(self._answer), ended=not data)
-        if body is not None and not keep:
-            self.close()
+        body = _complete_body(bytes(self._answer))
         if body is None and not data:
             raise MetricsError("the connection closed in mid-answer")
         return body
@@ -102,10 +241,6 @@ class _Connection:
             with contextlib.suppress(OSError):
                 self.socket.close()
         self.socket = None
-
-
-class _ReconnectedError(Exception):
-    """The request was sent again on another socket."""
 
 
 class Scraper:
@@ -155,8 +290,6 @@ class Scraper:
             body = connection.receive()
             if body is not None:
                 self._results[index] = connection.parser.parse(body)
-        except _ReconnectedError:
-            pass
         except MetricsError as error:
             self._fail(index, error.message)
             return
@@ -174,58 +307,25 @@ class Scraper:
     def _fail(self, index: int, reason: str) -> None:
         """A half-read connection is of no more use: a late answer must not be taken for the next one."""
         connection = self._connections[index]
-        if connection.socket is not None and connection.socket in {
-            key.fileobj for key in self._selector.get_map().values()
-        }:
+        if connection.socket in {key.fileobj for key in self._selector.get_map().values()}:
             self._selector.unregister(connection.socket)
         connection.close()
         self._results[index] = Missing(f"the replica's /metrics: {reason}")
 
 
 def _name(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return "timed out"
-    return (error.strerror or type(error).__name__).lower()
+    return "timed out" if isinstance(error, TimeoutError) else (error.strerror or type(error).__name__).lower()
 
 
-def _complete_body(answer: bytes, *, ended: bool) -> tuple[str | None, bool]:
-    """Body of a complete answer (None while it is not) and whether the connection can be kept."""
+def _complete_body(answer: bytes) -> str | None:
+    """Body of an answer, whose length a replica always says; None while it is not complete."""
     head, separator, body = answer.partition(b"\r\n\r\n")
     if not separator:
-        return None, True
-    status, *lines = head.decode("latin-1").split("\r\n")
-    version, _, code = status.partition(" ")
+        return None
+    version, _, code = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     if not version.startswith("HTTP/") or not code.startswith("200"):
         raise MetricsError(f"the server answered {code[:40] or 'no HTTP'!r}")
-    headers = {
-        name.strip().lower(): value.strip().lower() for name, _, value in (line.partition(":") for line in lines)
-    }
-    connection = headers.get("connection", "")
-    keep = "close" not in connection and (version != "HTTP/1.0" or "keep-alive" in connection)
-    if "chunked" in headers.get("transfer-encoding", ""):
-        plain = _dechunk(body)
-    elif "content-length" in headers:
-        length = int(headers["content-length"]) if headers["content-length"].isdigit() else 0
-        plain = body[:length] if len(body) >= length else None
-    else:
-        plain, keep = (body if ended else None), False
-    return (None if plain is None else plain.decode("utf-8", "replace")), keep
-
-
-def _dechunk(body: bytes) -> bytes | None:
-    """Undo chunked transfer coding; None while the last chunk has not come."""
-    plain = bytearray()
-    while True:
-        size_line, separator, rest = body.partition(b"\r\n")
-        if not separator:
-            return None
-        try:
-            size = int(size_line.split(b";")[0], 16)
-        except ValueError as error:
-            raise MetricsError("the answer's chunks are broken") from error
-        if size == 0:
-            return bytes(plain)
-        if len(rest) < size + 2:
-            return None
-        plain += rest[:size]
-        body = rest[size + 2 :]
+    length = _LENGTH.search(head)
+    if length is None:
+        raise MetricsError("the answer does not say its length")
+    return body[: int(length[1])].decode("utf-8", "replace") if len(body) >= int(length[1]) else None

@@ -21,8 +21,7 @@ from harness.clock import Clock
 from harness.errors import MetricsError, ReasonCode, StorageError
 from harness.metrics.nvml import ACTIVITY, GAUGES, NvmlGpus
 from harness.metrics.quality import Finding, Severity
-from harness.metrics.scrape import Missing
-from harness.metrics.summary import Lateness, LatenessHistogram
+from harness.metrics.rows import Lateness, LatenessHistogram, Missing
 
 _FLUSH_INTERVAL_S = 1.0
 _JOIN_TIMEOUT_S = 10.0
@@ -48,28 +47,6 @@ class TelemetrySeries(Protocol):
             StorageError: the file could not be written to its end.
             MetricsError: the driver hangs.
         """
-        ...
-
-
-class TelemetrySource(Protocol):
-    """Reads the devices quickly."""
-
-    @property
-    def absent(self) -> str:
-        """Why there is no device to read; empty when there is."""
-        ...
-
-    @property
-    def count(self) -> int:
-        """How many devices are read."""
-        ...
-
-    def read_telemetry(self) -> list[dict[str, float | Missing]]:
-        """One reading of every device, in order, by the names in ``GPU_COLUMNS``."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the driver."""
         ...
 
 
@@ -131,12 +108,12 @@ class Telemetry(threading.Thread):
         StorageError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, *, interval_s: float, clock: Clock, source: TelemetrySource | None = None) -> None:
+    def __init__(self, path: Path, *, interval_s: float, clock: Clock, source: NvmlGpus | None = None) -> None:
         super().__init__(name="telemetry", daemon=True)
         self._path = path
         self._interval_s = interval_s
         self._clock = clock
-        self._source: TelemetrySource = source or NvmlGpus(activity=True)
+        self._source = source or NvmlGpus(activity=True)
         self._wake = threading.Event()
         self._missing: dict[str, str] = {}
         self._rows = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ResultsPathError
-from harness.metrics.rows import Row
+from harness.metrics.rows import MetricRow
 from harness.results.files import storage_errors
 from harness.results.layout import METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files, reason_cell
 
@@ -36,14 +36,14 @@ class Grid:
         return (self.start_s + index * self.step_s for index in range(self.rows))
 
 
-def read_rows(path: Path, metric: str) -> Iterator[Row]:
+def read_rows(path: Path, metric: str) -> Iterator[MetricRow]:
     """The rows of one metric CSV, in the file's order.
 
     Raises:
         ResultsPathError: a line is not what the harness writes; says which.
         StorageError: the file cannot be read.
     """
-    return (Row(metric, *cells) for cells in read_cells(path, metric))
+    return (MetricRow(metric, *cells) for cells in read_cells(path, metric))
 
 
 def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | None, str]]:
@@ -59,7 +59,7 @@ def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | No
             for timestamp, _, series, value, reason in reader:
                 cells = series, from_iso(timestamp), float(value) if value else None, reason
                 if (not value) is (not reason):
-                    Row(metric, *cells)  # raises: it has neither or both
+                    MetricRow(metric, *cells)  # raises: it has neither or both
                 yield cells
         except (ValueError, OverflowError, csv.Error) as error:
             raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error

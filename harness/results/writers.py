@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from harness.errors import ConflictError
-from harness.metrics.rows import Column, Row
+from harness.metrics.rows import MetricColumn, MetricRow
 from harness.results.files import atomic_write, storage_error, storage_errors, sync_folder, write_all
 from harness.results.layout import METRIC_COLUMNS, iso, metric_file_name, reason_cell
 
@@ -62,7 +62,7 @@ class ExperimentWriter:
             self._close_all()
             raise
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[MetricRow]) -> None:
         """Append the rows. Raises StorageError when the disk refuses, KeyError on a metric that was not announced."""
         pending: dict[str, list[tuple[str, ...]]] = {}
         for row in rows:
@@ -71,7 +71,7 @@ class ExperimentWriter:
             self._files[metric].append(_csv_lines(lines))
             self.rows[metric] += len(lines)
 
-    def write_columns(self, times_s: Sequence[float], columns: Sequence[Column]) -> None:
+    def write_columns(self, times_s: Sequence[float], columns: Sequence[MetricColumn]) -> None:
         """Append what ``write`` would, called with the rows of all columns for one grid time after another.
 
         Raises StorageError when the disk refuses, KeyError on a metric that was not announced.
@@ -148,12 +148,12 @@ class _LineFile:
         os.close(self._descriptor)
 
 
-def _value_columns(row: Row) -> tuple[str, str, str]:
+def _value_columns(row: MetricRow) -> tuple[str, str, str]:
     value = "" if row.value is None else repr(float(row.value))
     return row.series, value, reason_cell(row.reason)
 
 
-def _column_lines(times: Sequence[str], column: Column) -> list[str]:
+def _column_lines(times: Sequence[str], column: MetricColumn) -> list[str]:
     """One line of the CSV for every grid time."""
     missing = {
         reason: _csv_lines([[column.series, "", reason_cell(reason)]]).decode() for reason in set(column.reasons)

@@ -18,7 +18,7 @@ from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.source import read_source
-from harness.metrics.exposition import ReplicaSample
+from harness.metrics.scrape import ReplicaSample
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import fake_sources, sample
 from tests.support.simulated_clock import SimulatedClock

@@ -18,8 +18,9 @@ import numpy as np
 import psutil
 
 from harness.metrics.catalogue import select
-from harness.metrics.exposition import ReplicaSample
-from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.recorder import Recorder
+from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.scrape import ReplicaSample
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
 from tests.support.fake_metrics import FakeGpus, fake_sources

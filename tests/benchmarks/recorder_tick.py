@@ -23,7 +23,8 @@ import numpy as np
 
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
-from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.recorder import Recorder
+from harness.metrics.row_builder import ReplicaTarget
 from harness.results.writers import ExperimentWriter
 
 REPOSITORY = Path(__file__).parents[2]

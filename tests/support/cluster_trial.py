@@ -16,7 +16,7 @@ from harness.campaign.events import Event, RowsRecorded
 from harness.campaign.folder import open_folder
 from harness.campaign.runner import CampaignRunner
 from harness.metrics.recorder import Recorder
-from harness.metrics.sources import ReplicaTarget
+from harness.metrics.row_builder import ReplicaTarget
 from harness.spec import KubernetesSpec
 from tests.support.cluster_driver import own_address
 from tests.support.fake_metrics import FakeGpus

@@ -13,8 +13,8 @@ from typing import Any
 
 from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.errors import BackendError, HarnessError, Issue
-from harness.metrics.recorder import Recorder
-from harness.metrics.sources import ReplicaTarget, Sources
+from harness.metrics.recorder import Recorder, Sources
+from harness.metrics.row_builder import ReplicaTarget
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect

@@ -5,16 +5,17 @@ Each fake is fed from a script: a function of the reading's number. A script may
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from harness.metrics.catalogue import Source
-from harness.metrics.exposition import ReplicaSample
-from harness.metrics.nvml import ACTIVITY
-from harness.metrics.rows import Row
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import GpuUsage, ProcessUsage, Sources
+from harness.metrics.machine import ProcessUsage
+from harness.metrics.nvml import ACTIVITY, GpuUsage
+from harness.metrics.recorder import Sources
+from harness.metrics.rows import MetricRow, Missing
+from harness.metrics.scrape import ReplicaSample
 
 BOUNDS = np.array([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, np.inf])
 """Buckets of the fakes, in seconds."""
@@ -110,6 +111,10 @@ class FakeGpus:
             for _ in range(self.count)
         ]
 
+    def hottest_celsius(self) -> float:
+        """That of the next readings; infinite without a device."""
+        return max((usage.gauges["temperature_celsius"] for usage in self.read()), default=math.inf)
+
     def close(self) -> None:
         """Remember it."""
         self.closed = True
@@ -125,12 +130,10 @@ class FakePressure:
         self._absent = absent or {}
         self._readings: dict[Source, int] = {}
 
-    def absent(self, source: Source) -> str:
-        """The reason given, or nothing."""
-        return self._absent.get(source, "")
-
     def read(self, source: Source) -> float | Missing:
         """The next reading of this source."""
+        if source in self._absent:
+            return Missing(self._absent[source])
         reading = self._readings.get(source, 0)
         self._readings[source] = reading + 1
         return self._script(source, reading)
@@ -140,13 +143,13 @@ class RowList:
     """A sink that keeps every row; for tests only."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[MetricRow] = []
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[MetricRow]) -> None:
         """Keep them."""
         self.rows += rows
 
-    def series(self, metric: str, series: str) -> list[Row]:
+    def series(self, metric: str, series: str) -> list[MetricRow]:
         """The rows of one series, in order."""
         return [row for row in self.rows if row.metric == metric and row.series == series]
 

@@ -29,7 +29,7 @@ from harness.backends.kubernetes.watch import Watcher
 from harness.clock import Clock
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.summary import Recording
+from harness.metrics.rows import Recording
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
 from harness.sharing import device_plugin

@@ -27,7 +27,7 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.promql import Dialect, Labels
-from harness.metrics.summary import Recording
+from harness.metrics.rows import Recording
 from harness.spec import GrafanaCost, KubernetesSpec, Timing
 from harness.spec.kubernetes import PrometheusAccess
 

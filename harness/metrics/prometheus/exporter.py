@@ -43,8 +43,7 @@ from harness.metrics.prometheus.series import (
 from harness.metrics.promql import Beside, Dialect, Queries, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.row_builder import NO_REPLICA
-from harness.metrics.rows import POOLED, Column, ColumnSink, RowSink, series_name
-from harness.metrics.summary import MetricSummary, RowStatistics
+from harness.metrics.rows import POOLED, ColumnSink, MetricColumn, MetricSummary, RowSink, RowStatistics, series_name
 
 WORKERS = 4
 """Queries at once: enough to keep a small server busy, few enough not to starve what it scrapes."""
@@ -158,7 +157,7 @@ def _write(
     for chunk in chunks:
         times_s = (chunk.times_ms() / MS_PER_S).tolist()
         answers = [(one, one.ask(chunk)) for one in exports]
-        by_metric: dict[str, list[Column]] = {}
+        by_metric: dict[str, list[MetricColumn]] = {}
         for metric in order:
             columns = [each for one, columns in answers if one.records(metric, present) for each in columns(metric)]
             for each in columns:
@@ -231,7 +230,7 @@ class _Export:
         """Whether it has columns of a metric; what nobody publishes is missing once, with the measured replicas."""
         return not self._neighbour or (metric.level is Level.REPLICA and metric in present)
 
-    def ask(self, chunk: ExportGrid) -> Callable[[Metric], list[Column]]:
+    def ask(self, chunk: ExportGrid) -> Callable[[Metric], list[MetricColumn]]:
         """Send off every question of a chunk; what is returned waits for one metric's columns, and each may be had once."""
         heavy = [metric for metric in self.present if metric.quantile is not None]
         reading = self._read_raw(chunk) if self._raw_of_all is None else {}
@@ -245,10 +244,10 @@ class _Export:
                 metric.name: self._fetch(metric, chunk, self._render(metric, bounds, merge=merge)) for metric in heavy
             }
 
-        def columns(metric: Metric) -> list[Column]:
+        def columns(metric: Metric) -> list[MetricColumn]:
             if metric.name in self.absent:
                 series, why = series_name(metric.level.absent_series, self._neighbour), self.absent[metric.name]
-                return [Column(metric.name, series, [np.nan] * chunk.rows, [why] * chunk.rows)]
+                return [MetricColumn(metric.name, series, [np.nan] * chunk.rows, [why] * chunk.rows)]
             samples = raw[self._queries[metric.name].raw]
             if metric.kind is Kind.COUNTER:
                 return list(self._counter_columns(metric, chunk, samples))
@@ -263,13 +262,13 @@ class _Export:
         samples: Sequence[Series],
         each: Future[list[Series]],
         pooled: Future[list[Series]] | None,
-    ) -> Iterator[Column]:
+    ) -> Iterator[MetricColumn]:
         """Columns of a metric that the server evaluates."""
         grid_ms = chunk.times_ms()
         labels = self._labels[metric.name]
         raw = by_labels(samples, labels)
         answers = by_labels(each.result(), labels)
-        every: list[Column] = []
+        every: list[MetricColumn] = []
         for key, name in self._keys[metric.name].items():
             found = answers.get(key, [])
             if len(found) > 1:
@@ -280,7 +279,7 @@ class _Export:
             own = raw.get(key, [])
             problem = mixed(metric, own)
             if problem:
-                every.append(Column(metric.name, name, [np.nan] * chunk.rows, [problem] * chunk.rows))
+                every.append(MetricColumn(metric.name, name, [np.nan] * chunk.rows, [problem] * chunk.rows))
             else:
                 every.append(column(metric, name, chunk, found, measured(own, grid_ms, self._age_ms(metric))))
         yield from every
@@ -292,7 +291,7 @@ class _Export:
             present = measured(samples, grid_ms, self._age_ms(metric))
             yield column(metric, self._pooled, chunk, pooled.result(), present, unmeasured=NO_REPLICA)
 
-    def _counter_columns(self, metric: Metric, chunk: ExportGrid, samples: Sequence[Series]) -> Iterator[Column]:
+    def _counter_columns(self, metric: Metric, chunk: ExportGrid, samples: Sequence[Series]) -> Iterator[MetricColumn]:
         """Columns of a metric that is counted on raw samples."""
         grid_ms, labels = chunk.times_ms(), self._labels[metric.name]
         fresh = [

@@ -14,8 +14,7 @@ from harness.metrics.prometheus.series import replica_names
 from harness.metrics.prometheus.watch import Watch
 from harness.metrics.promql import Beside, Dialect
 from harness.metrics.promql_math import MS_PER_S, to_ms
-from harness.metrics.rows import RowSink
-from harness.metrics.summary import Lateness, RecordingSummary, missing_warnings
+from harness.metrics.rows import Lateness, RecordingSummary, RowSink, missing_warnings
 
 PATIENCE_S = 300.0
 WOKEN_PATIENCE_S = 10.0

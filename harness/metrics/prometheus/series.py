@@ -27,7 +27,7 @@ from harness.metrics.prometheus.adapter import MAX_POINTS, Series
 from harness.metrics.promql import Dialect
 from harness.metrics.promql_math import RunningTotal
 from harness.metrics.row_builder import NO_REPLICA, NO_REQUESTS, TOO_FEW
-from harness.metrics.rows import Column, series_name
+from harness.metrics.rows import MetricColumn, series_name
 
 Flags = NDArray[np.bool_]
 Key = tuple[str, ...]
@@ -222,7 +222,7 @@ def column(
     answers: Sequence[Series],
     present: NDArray[np.bool_],
     unmeasured: str = NO_SAMPLE,
-) -> Column:
+) -> MetricColumn:
     """One series of an answer on the grid; a grid time that the answer leaves out had too few scrapes.
 
     Raises:
@@ -239,13 +239,13 @@ def column(
     return cells(metric, name, values, present, unmeasured, answered)
 
 
-def summed(metric: Metric, name: str, columns: Sequence[Column]) -> Column:
+def summed(metric: Metric, name: str, columns: Sequence[MetricColumn]) -> MetricColumn:
     """Series ``name``, which pools a gauge: the sum of the replicas that were measured at each grid time."""
     values, present = _stacked(columns)
     return cells(metric, name, np.where(present, values, 0.0).sum(axis=0), np.asarray(present.any(axis=0)), NO_REPLICA)
 
 
-def averaged(metric: Metric, name: str, columns: Sequence[Column]) -> Column:
+def averaged(metric: Metric, name: str, columns: Sequence[MetricColumn]) -> MetricColumn:
     """Series ``name``: the mean of those columns that were measured at each grid time."""
     values, present = _stacked(columns)
     count = present.sum(axis=0)
@@ -253,7 +253,7 @@ def averaged(metric: Metric, name: str, columns: Sequence[Column]) -> Column:
     return cells(metric, name, means, count > 0, NO_SAMPLE)
 
 
-def _stacked(columns: Sequence[Column]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _stacked(columns: Sequence[MetricColumn]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Values and whether they are there; both of shape (columns, rows)."""
     values = np.array([column.values for column in columns])
     return values, np.array([[not reason for reason in column.reasons] for column in columns])
@@ -266,7 +266,7 @@ def cells(
     present: NDArray[np.bool_],
     unmeasured: str,
     answered: NDArray[np.bool_] | None = None,
-) -> Column:
+) -> MetricColumn:
     """Values with a reason wherever there is none: not measured, not answered, or not a number."""
     nan_reason = NO_REQUESTS if metric.of_histogram else NOT_A_NUMBER
     reasons = np.full(len(values), "", dtype=object)
@@ -274,4 +274,4 @@ def cells(
     if answered is not None:
         reasons[~answered] = TOO_FEW
     reasons[~present] = unmeasured
-    return Column(metric.name, name, values.tolist(), reasons.tolist())
+    return MetricColumn(metric.name, name, values.tolist(), reasons.tolist())

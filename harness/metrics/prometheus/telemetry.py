@@ -27,7 +27,7 @@ from harness.metrics.prometheus.exporter import query_pool
 from harness.metrics.prometheus.series import Key, by_labels, device_names, key_labels, mixed
 from harness.metrics.promql import Dialect, quote
 from harness.metrics.promql_math import MS_PER_S, to_ms
-from harness.metrics.summary import LatenessHistogram
+from harness.metrics.rows import LatenessHistogram
 from harness.metrics.telemetry import GPU_COLUMNS, TelemetrySummary, columns_of, iso, storage_error
 
 FIELDS: dict[str, tuple[tuple[str, ...], float]] = {

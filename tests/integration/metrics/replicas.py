@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.metrics.recorder import ReplicaTarget
+from harness.metrics.row_builder import ReplicaTarget
 
 REPOSITORY = Path(__file__).parents[3]
 READY_TIMEOUT_S = 60

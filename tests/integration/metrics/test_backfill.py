@@ -9,14 +9,15 @@ from prometheus_api_client import PrometheusConnect
 
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE, STANDARD, select
-from harness.metrics.exposition import BUCKETS_AT, PublishedFamily, ReplicaSample
+from harness.metrics.machine import ProcessUsage
 from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster, local, render
-from harness.metrics.recorder import Recorder, ReplicaTarget
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import ProcessUsage
+from harness.metrics.recorder import Recorder
+from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.rows import Missing
+from harness.metrics.scrape import BUCKETS_AT, PublishedFamily, ReplicaSample
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources

@@ -29,7 +29,7 @@ from harness.analysis.questions.isolation_choice import IsolationChoice, isolati
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate, paired
 from harness.errors import ReasonCode
-from harness.metrics.rows import Row, series_name
+from harness.metrics.rows import MetricRow, series_name
 from harness.results import ExperimentWriter, Status, finalise
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
 from harness.results.manifest import Verdict
@@ -129,14 +129,14 @@ def write(folder: Path, condition: ConditionSpec, repeat: int) -> None:
     )
 
 
-def rows_at(start_s: float, row: int, rates: dict[str, tuple[float, ...]]) -> list[Row]:
+def rows_at(start_s: float, row: int, rates: dict[str, tuple[float, ...]]) -> list[MetricRow]:
     found = []
     for neighbour, each in rates.items():
         named = {**{f"replica-{index}": rate for index, rate in enumerate(each)}, "all": sum(each)}
         for name, rate in named.items():
             series = series_name(name, neighbour)
-            found.append(Row("throughput", series, start_s + row, rate))
-            found.append(Row("total_count", series, start_s + row, float(round(rate * row))))
+            found.append(MetricRow("throughput", series, start_s + row, rate))
+            found.append(MetricRow("total_count", series, start_s + row, float(round(rate * row))))
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from harness.errors import MetricsError
-from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, ReplicaParser
+from harness.metrics.scrape import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, ReplicaParser
 from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
 
 PLAIN = """# HELP inference_latency_seconds x

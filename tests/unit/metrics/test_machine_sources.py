@@ -12,11 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness.metrics.catalogue import PRESSURE_SOURCES, Source
+from harness.metrics.machine import KernelPressure, ProcessTrees, ProcessUsage
 from harness.metrics.nvml import NvmlGpus, gpu_descriptions, gpu_facts
-from harness.metrics.pressure import KernelPressure
-from harness.metrics.processes import ProcessTrees
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import ProcessUsage
+from harness.metrics.rows import Missing
 
 BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
 
@@ -71,7 +69,7 @@ def test_children_are_not_searched_for_at_every_reading(spawn, monkeypatch):
     process = spawn("import time; time.sleep(60)")
     trees = ProcessTrees([process.pid], refresh_s=60)
     searches = []
-    monkeypatch.setattr("harness.metrics.processes._parents", lambda: searches.append(1) or {})
+    monkeypatch.setattr("harness.metrics.machine._parents", lambda: searches.append(1) or [])
     for _ in range(3):
         trees.read()
     assert searches == [1]
@@ -96,15 +94,12 @@ def pressure_files(folder, text="some avg10=0.00 avg60=0.00 avg300=0.00 total=25
 def test_pressure_is_read_in_seconds(tmp_path):
     pressure = pressure_files(tmp_path)
     for source in PRESSURE_SOURCES:
-        assert pressure.absent(source) == ""
         assert pressure.read(source) == 2.5
 
 
 def test_no_pressure_no_number(tmp_path):
-    pressure = KernelPressure(tmp_path)
-    assert "boot with psi=1" in pressure.absent(Source.CPU_PRESSURE)
-    assert isinstance(pressure.read(Source.CPU_PRESSURE), Missing)
-    assert "no line `some`" in pressure_files(tmp_path, "\n").absent(Source.IO_PRESSURE)
+    assert "boot with psi=1" in KernelPressure(tmp_path).read(Source.CPU_PRESSURE).reason
+    assert "no line `some`" in pressure_files(tmp_path, "\n").read(Source.IO_PRESSURE).reason
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/pressure/cpu"), reason="this kernel has no PSI")  # noqa: PTH110
@@ -327,6 +322,6 @@ def test_the_driver_is_let_go_once():
 
 def test_a_process_whose_memory_the_kernel_has_taken_already_has_ended(monkeypatch):
     trees = ProcessTrees([os.getpid()])
-    monkeypatch.setattr("harness.metrics.processes._usage", lambda _process: (1.0, 0.0))
+    monkeypatch.setattr("harness.metrics.machine._usage", lambda _process: (1.0, 0.0))
 
     assert isinstance(trees.read()[0], Missing)

@@ -22,8 +22,7 @@ from pathlib import Path
 from harness.analysis.report import write_report
 from harness.metrics import telemetry
 from harness.metrics.prometheus.telemetry import FIELDS
-from harness.metrics.row_builder import TickComputer
-from harness.metrics.sources import Reading
+from harness.metrics.row_builder import Reading, TickComputer
 from scripts.dashboards import DASHBOARDS, rendered
 from scripts.pages import metrics as page
 from tests.unit.metrics.test_machine_sources import FakeNvml

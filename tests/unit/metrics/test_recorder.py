@@ -6,12 +6,20 @@ import pytest
 
 from harness.errors import StorageError, UsageError
 from harness.metrics.catalogue import CATALOGUE, GPU_SOURCES, STANDARD, Source, select
-from harness.metrics.exposition import ReplicaParser, ReplicaSample
+from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import GAUGES
-from harness.metrics.recorder import Recorder, ReplicaTarget
-from harness.metrics.row_builder import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import ProcessUsage
+from harness.metrics.recorder import Recorder
+from harness.metrics.row_builder import (
+    LATE_TICK,
+    MIXED_BUCKETS,
+    NO_REPLICA,
+    NO_REQUESTS,
+    NO_TIME,
+    TOO_FEW,
+    ReplicaTarget,
+)
+from harness.metrics.rows import Missing
+from harness.metrics.scrape import ReplicaParser, ReplicaSample
 from tests.support.fake_metrics import (
     BOUNDS,
     FakeGpus,

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from harness.metrics.rows import Row
-from harness.metrics.summary import LatenessHistogram, RowStatistics
+from harness.metrics.rows import LatenessHistogram, MetricRow, RowStatistics
 
 
 def test_quantiles_of_lateness_are_at_most_five_percent_too_high():
@@ -32,8 +31,8 @@ def test_no_lateness_is_out_of_range(lateness_s):
 
 def test_reasons_are_counted_and_bounded():
     statistics = RowStatistics()
-    statistics.add([Row("throughput", "all", 0.0, 1.0), Row("throughput", "replica-0", 0.0, None, "gone")])
-    statistics.add([Row("throughput", "all", 1.0, None, f"reason {k}") for k in range(100)])
+    statistics.add([MetricRow("throughput", "all", 0.0, 1.0), MetricRow("throughput", "replica-0", 0.0, None, "gone")])
+    statistics.add([MetricRow("throughput", "all", 1.0, None, f"reason {k}") for k in range(100)])
     summary = statistics.summaries(["throughput", "io_psi"])
     assert summary["throughput"].series == ["all"]
     assert (summary["throughput"].values, summary["throughput"].missing) == (1, 101)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.clock import SystemClock
 from harness.errors import StorageError
-from harness.metrics.scrape import Missing
+from harness.metrics.rows import Missing
 from harness.metrics.telemetry import GPU_COLUMNS, HostCpu, Telemetry, columns
 from tests.support.fake_metrics import FakeGpus
 

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.metrics.catalogue import PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS
-from harness.metrics.exposition import ReplicaParser
+from harness.metrics.scrape import ReplicaParser
 from harness.replica.custom_metrics import Activity, Counter, Histogram
 from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.metrics.catalogue import STANDARD
-from harness.metrics.rows import Row
+from harness.metrics.rows import MetricRow
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
 from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
 from harness.results.manifest import Gpu, Host, Provenance, Software
@@ -234,41 +234,45 @@ def write_campaign(
     return folder
 
 
-def _tick(time_s: float, index: int, each: Sequence[float], shape: Shape, random: np.random.Generator) -> list[Row]:
+def _tick(
+    time_s: float, index: int, each: Sequence[float], shape: Shape, random: np.random.Generator
+) -> list[MetricRow]:
     wobble = float(random.normal(1, shape.noise / 4))
     total = sum(each) * wobble
     rows = []
     for replica, rate in enumerate(each):
         rows += _latency_rows(f"replica-{replica}", time_s, 1 / rate * wobble)
         rows += [
-            Row("throughput", f"replica-{replica}", time_s, rate * wobble),
-            Row("total_count", f"replica-{replica}", time_s, float(round(rate * index * shape.step_s))),
-            Row("cpu_usage", f"replica-{replica}", time_s, 1.0 * wobble),
-            Row("memory_usage", f"replica-{replica}", time_s, 3.1e9),
+            MetricRow("throughput", f"replica-{replica}", time_s, rate * wobble),
+            MetricRow("total_count", f"replica-{replica}", time_s, float(round(rate * index * shape.step_s))),
+            MetricRow("cpu_usage", f"replica-{replica}", time_s, 1.0 * wobble),
+            MetricRow("memory_usage", f"replica-{replica}", time_s, 3.1e9),
         ]
     rows += _latency_rows("all", time_s, len(each) / total)
     rows += [
-        Row("throughput", "all", time_s, total),
-        Row("total_count", "all", time_s, float(round(sum(each) * index * shape.step_s))),
-        Row("cpu_usage", "all", time_s, len(each) * wobble),
-        Row("memory_usage", "all", time_s, 3.1e9 * len(each)),
-        Row("cpu_psi", "node", time_s, min(100.0, 2.5 * len(each) * wobble)),
-        Row("memory_psi", "node", time_s, 0.0),
-        Row("io_psi", "node", time_s, 0.4),
+        MetricRow("throughput", "all", time_s, total),
+        MetricRow("total_count", "all", time_s, float(round(sum(each) * index * shape.step_s))),
+        MetricRow("cpu_usage", "all", time_s, len(each) * wobble),
+        MetricRow("memory_usage", "all", time_s, 3.1e9 * len(each)),
+        MetricRow("cpu_psi", "node", time_s, min(100.0, 2.5 * len(each) * wobble)),
+        MetricRow("memory_psi", "node", time_s, 0.0),
+        MetricRow("io_psi", "node", time_s, 0.4),
     ]
     if shape.gpu:
         rows += [
-            Row("gpu_utilization", "gpu-0", time_s, min(100.0, shape.utilization_alone + (len(each) - 1) * wobble)),
-            Row("gpu_memory", "gpu-0", time_s, 6e8 + 9.7e8 * len(each)),
-            Row("gpu_power", "gpu-0", time_s, 55 + 2 * wobble),
-            Row("gpu_temperature", "gpu-0", time_s, 60 + 8 * (1 - math.exp(-index / 20))),
+            MetricRow(
+                "gpu_utilization", "gpu-0", time_s, min(100.0, shape.utilization_alone + (len(each) - 1) * wobble)
+            ),
+            MetricRow("gpu_memory", "gpu-0", time_s, 6e8 + 9.7e8 * len(each)),
+            MetricRow("gpu_power", "gpu-0", time_s, 55 + 2 * wobble),
+            MetricRow("gpu_temperature", "gpu-0", time_s, 60 + 8 * (1 - math.exp(-index / 20))),
         ]
     return rows
 
 
-def _latency_rows(series: str, time_s: float, mean_s: float) -> list[Row]:
+def _latency_rows(series: str, time_s: float, mean_s: float) -> list[MetricRow]:
     factors = {"latency_avg": 1.0, "latency_p50": 0.97, "latency_p95": 1.2, "latency_p99": 1.4}
-    return [Row(metric, series, time_s, mean_s * factor) for metric, factor in factors.items()]
+    return [MetricRow(metric, series, time_s, mean_s * factor) for metric, factor in factors.items()]
 
 
 def _write_replica(
@@ -311,6 +315,6 @@ def _write_telemetry(path: Path, start_s: float, shape: Shape, random: np.random
     path.write_text("\n".join(lines) + "\n")
 
 
-def row_of_everything(time_s: float) -> list[Row]:
+def row_of_everything(time_s: float) -> list[MetricRow]:
     """One row of each metric at one time."""
-    return [Row(metric, "node", time_s, 0.1 + index) for index, metric in enumerate(METRICS)]
+    return [MetricRow(metric, "node", time_s, 0.1 + index) for index, metric in enumerate(METRICS)]

@@ -6,19 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.metrics.rows import Column
-from harness.metrics.summary import RowStatistics
+from harness.metrics.rows import MetricColumn, RowStatistics
 from harness.results.layout import MAX_REASON
 from harness.results.writers import ExperimentWriter, float_texts
 
 START_S = 1_800_000_000.0
 TIMES_S = [START_S + 5 * place for place in range(4)]
 COLUMNS = [
-    Column("throughput", "replica-0", [1.5, 2, 1e-300, 0.1], ["", "", "", ""]),
-    Column(
+    MetricColumn("throughput", "replica-0", [1.5, 2, 1e-300, 0.1], ["", "", "", ""]),
+    MetricColumn(
         "throughput", "all", [1.5, float("nan"), 3.0, float("nan")], ["", "gone, quite", "", 'he said "no"\nand left']
     ),
-    Column("io_psi", "node-a.b", [0.0, -0.0, 1e22, 0], ["", "", "x" * 2 * MAX_REASON, ""]),
+    MetricColumn("io_psi", "node-a.b", [0.0, -0.0, 1e22, 0], ["", "", "x" * 2 * MAX_REASON, ""]),
 ]
 
 
@@ -52,7 +51,8 @@ def test_pieces_join(tmp_path):
     def in_pieces(writer):
         for first in (0, 2):
             pieces = [
-                Column(c.metric, c.series, c.values[first : first + 2], c.reasons[first : first + 2]) for c in COLUMNS
+                MetricColumn(c.metric, c.series, c.values[first : first + 2], c.reasons[first : first + 2])
+                for c in COLUMNS
             ]
             writer.write_columns(TIMES_S[first : first + 2], pieces)
 
@@ -62,7 +62,8 @@ def test_pieces_join(tmp_path):
 def test_a_metric_that_was_not_announced_is_a_defect(tmp_path):
     with pytest.raises(KeyError):
         written(
-            tmp_path, lambda writer: writer.write_columns(TIMES_S, [Column("cpu_psi", "node", [1.0] * 4, [""] * 4)])
+            tmp_path,
+            lambda writer: writer.write_columns(TIMES_S, [MetricColumn("cpu_psi", "node", [1.0] * 4, [""] * 4)]),
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ConflictError, StorageError
-from harness.metrics.rows import Row
+from harness.metrics.rows import MetricRow
 from harness.results import ExperimentWriter, Manifest, atomic_write, finalise, verify_experiment
 from harness.results.layout import from_iso, iso, metric_files
 from harness.results.tables import read_rows
@@ -49,8 +49,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_files_carry_the_names_and_columns_of_the_format(tmp_path: Path) -> None:
     with writer_in(tmp_path / "new") as writer:
-        writer.write([Row("latency_p95", "replica-1", START_S + 2, 0.1 + 0.2)])
-        writer.write([Row("latency_p95", "all", START_S + 3, None, "the replica\ndied, it says")])
+        writer.write([MetricRow("latency_p95", "replica-1", START_S + 2, 0.1 + 0.2)])
+        writer.write([MetricRow("latency_p95", "all", START_S + 3, None, "the replica\ndied, it says")])
     names = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert names == sorted(f"resnet50_r3_{metric}_20260921T141320Z.csv" for metric in METRICS)
     text = (tmp_path / "new" / "resnet50_r3_latency_p95_20260921T141320Z.csv").read_text()
@@ -63,9 +63,9 @@ def test_files_carry_the_names_and_columns_of_the_format(tmp_path: Path) -> None
 
 def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     rows = [
-        Row("throughput", "all", START_S + 0.1, 1 / 3),
-        Row("throughput", "all", START_S + 0.2, None, 'said "no", twice'),
-        Row("throughput", "all", START_S + 0.3, 0.0),
+        MetricRow("throughput", "all", START_S + 0.1, 1 / 3),
+        MetricRow("throughput", "all", START_S + 0.2, None, 'said "no", twice'),
+        MetricRow("throughput", "all", START_S + 0.3, 0.0),
     ]
     with writer_in(tmp_path) as writer:
         writer.write(rows)
@@ -82,7 +82,7 @@ def test_time_round_trips_to_the_millisecond() -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with writer_in(tmp_path) as writer:
-        writer.write([Row("throughput", "all", START_S, 1.0)])
+        writer.write([MetricRow("throughput", "all", START_S, 1.0)])
     before = metric_files(tmp_path)["throughput"].path.read_bytes()
     with pytest.raises(ConflictError, match="never overwritten"):
         writer_in(tmp_path)
