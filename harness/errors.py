@@ -152,6 +152,18 @@ def counted(number: int, what: str, verb: str = "") -> str:
     return f"{number:,} {what}{'' if one else 's'}" + (f" {verb}{'s' if one else ''}" if verb else "")
 
 
+def duration(seconds: float) -> str:
+    """E.g. ``45 s``, ``4 min 05 s``, ``10 h 03 min``."""
+    whole = round(seconds)
+    if seconds < 10 and whole != seconds:
+        return f"{seconds:.1f} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
 def printable(text: str) -> str:
     """The text without what moves a terminal's cursor, colours it, or turns its reading direction; lines stay lines."""
     if text.isprintable():

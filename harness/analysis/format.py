@@ -108,16 +108,6 @@ def replicas_in_words(count: int) -> str:
     return counted(count, "replica")
 
 
-def duration(seconds: float) -> str:
-    """``1 h 02 min``, ``4 min 05 s``, ``12.3 s``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def clipped(text: str, length: int = 300) -> str:
     """One line of at most ``length`` characters, for lists where the whole story stands elsewhere."""
     line = " ".join(text.split())

@@ -16,7 +16,6 @@ from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.format import (
     clipped,
-    duration,
     markdown,
     number,
     quantity,
@@ -34,6 +33,7 @@ from harness.analysis.pages.tables import goodput_table, neighbour_table, overhe
 from harness.analysis.pages.timeline import timeline
 from harness.analysis.questions.condition_overhead import Interference, interference
 from harness.data import data_path
+from harness.errors import duration
 from harness.extras import absent as missing
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON

@@ -20,7 +20,7 @@ from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import with_interval
 from harness.analysis.goodput import bests
-from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, STREAM_HEADLINE
 from harness.analysis.pages.table import Column, Table
 from harness.analysis.questions.condition_overhead import Interference, Overhead, interference
 from harness.analysis.statistics import Estimate
@@ -33,7 +33,7 @@ from harness.spec.sharing import mode_in_words
 FORMAT = 2
 CELL = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice")
 _HEAD = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice", "verdict")
-HEADLINE = ("throughput", "latency_p50_exact", "latency_p99_exact", "energy")
+HEADLINE = ("throughput", "latency_p50_exact", "latency_p99_exact", "energy", *STREAM_HEADLINE)
 COLUMNS = (
     "workload",
     "sharing",
@@ -50,7 +50,9 @@ COLUMNS = (
     "condition",
     "mps_limits",
     "time_slice",
+    "device",
 )
+"""``device`` is ``CPU`` where no replica was on a GPU, so that its sharing mode shared none; else empty."""
 
 
 def table(analysis: CampaignAnalysis) -> Table:
@@ -62,7 +64,7 @@ def _rows(analysis: CampaignAnalysis) -> Iterator[list[str | float | None]]:
     for cell in analysis.cells:
         for name, unit, estimate in _lines(cell):
             head = (cell.workload, cell.sharing, cell.replicas, name, unit)
-            tail = (cell.condition, cell.key.mps_limits, cell.key.time_slice)
+            tail = (cell.condition, cell.key.mps_limits, cell.key.time_slice, "CPU" if cell.mode_shown == "CPU" else "")
             if estimate is None:
                 reason = cell.absent.get(name, "no run can be used")
                 yield [*head, None, None, None, None, 0, cell.badge, reason, *tail]
@@ -244,7 +246,8 @@ def _index_rows(path: Path) -> Iterator[dict[str, str]]:
         first = next(iter(by_metric.values()))
         shown = {name: with_interval(known[name], unit) if name in known else "" for _, name, unit in _INDEXED}
         cell = dict(zip(CELL, key, strict=True))
-        cell["sharing"] = mode_in_words(cell["sharing"], cell["mps_limits"], cell["time_slice"])
+        shown_mode = mode_in_words(cell["sharing"], cell["mps_limits"], cell["time_slice"])
+        cell["sharing"] = first.get("device") or shown_mode
         rate = by_metric.get("throughput", {})
         yield (
             cell

@@ -8,6 +8,7 @@ import typer
 
 from harness.cli import output
 from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
+from harness.errors import CampaignFileError, Issue, PreflightError, UsageError, counted, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from harness.campaign.runner import Outcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
-    from harness.errors import Issue
     from harness.results.manifest import Status
     from harness.spec import CampaignSpec, Timing
 
@@ -61,7 +61,6 @@ def init(
     from shlex import quote
 
     from harness.campaign.init_template import starter_for, starter_text
-    from harness.errors import UsageError
     from harness.results.files import atomic_write
 
     if purpose == "profile":
@@ -83,7 +82,6 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
     """Check a campaign file, every line of it."""
     from harness.campaign.plan import expand
     from harness.campaign.source import read_source
-    from harness.errors import counted
 
     source = read_source(file)
     experiments = expand(source.spec)
@@ -146,15 +144,15 @@ def plan(
         return
     output.sentence(
         f"{_at_most(source.spec)}{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
-        f"{output.duration(cost.duration_s)} of phases and roughly {output.duration(cost.starts_s)} "
+        f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
         f"to start and end replicas (more where models are compiled), at most {at_most_gb(cost.disk_bytes)}."
     )
     if cost.duration_s < estimate(experiments).duration_s:
         output.sentence("These hours are those of its budget, which ends it before all of the experiments are run.")
     if source.spec.until_known is not None:
         output.sentence(
-            f"At least {len(sure)} experiments (below), {output.duration(least.duration_s)} of phases, roughly "
-            f"{output.duration(least.starts_s)} to start and end replicas, and up to {at_most_gb(least.disk_bytes)}."
+            f"At least {len(sure)} experiments (below), {duration(least.duration_s)} of phases, roughly "
+            f"{duration(least.starts_s)} to start and end replicas, and up to {at_most_gb(least.disk_bytes)}."
         )
     output.sentence(_phases(source.spec.timing))
     output.result()
@@ -181,7 +179,6 @@ def doctor(
 ) -> None:
     """Look at this machine or at a cluster: what can be measured there, what cannot, and why."""
     from harness.campaign.doctor import examine, examine_cluster, of_campaign
-    from harness.errors import PreflightError, UsageError
 
     if not kubernetes and (file or namespace):
         raise UsageError(
@@ -261,7 +258,6 @@ def stress(
 ) -> None:
     """Raise the load of a campaign file with a section `stress` until something breaks, and say what and where."""
     from harness.campaign.source import read_source
-    from harness.errors import CampaignFileError
 
     if read_source(file).spec.stress is None:
         raise CampaignFileError(
@@ -396,7 +392,7 @@ def status(
     output.result()
     for sentence in progress.answers:
         output.sentence(sentence)
-    to_go = f"; about {output.duration(round(progress.remaining_s))} to go" if progress.done < len(runs) else ""
+    to_go = f"; about {duration(round(progress.remaining_s))} to go" if progress.done < len(runs) else ""
     output.sentence(f"{progress.done} of {len(runs)} done; {progress.activity}{to_go}.")
 
 
@@ -429,8 +425,8 @@ def schema() -> None:
 
 def _phases(timing: "Timing") -> str:
     return (
-        f"Each: {output.duration(timing.stabilise_s)} to stabilise, {output.duration(timing.record_s)} recorded ({timing.rows} rows), "
-        f"{output.duration(timing.cooldown_s)} to cool down."
+        f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
+        f"{duration(timing.cooldown_s)} to cool down."
     )
 
 

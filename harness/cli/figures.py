@@ -47,7 +47,7 @@ def show(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:
     from harness.analysis.axes import families
     from harness.analysis.goodput import bests
     from harness.analysis.headline import concerns, headline
-    from harness.analysis.pages.tables import short_table
+    from harness.analysis.pages.tables import short_tables
     from harness.analysis.questions.condition_overhead import interference
 
     for sentence in headline(analysis, bests(analysis.spec, analysis.stress_series), interference(analysis)):
@@ -56,10 +56,10 @@ def show(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:
     for family in families(analysis):
         settings(family, printed=printed)
     if analysis.cells:
-        table, dropped = short_table(analysis, min(_WIDEST, output.terminal_width()))
-        output.show(table)
-        if dropped:
-            output.note(f"(left out for want of room: {', '.join(dropped)}; the report has them)")
+        for table, dropped in short_tables(analysis, min(_WIDEST, output.terminal_width())):
+            output.show(table)
+            if dropped:
+                output.note(f"(left out for want of room: {', '.join(dropped)}; the report has them)")
     if weak := concerns(analysis):
         output.sentence(f"Before you use it: {'; '.join(weak)}.")
 

@@ -8,6 +8,7 @@ import typer
 
 from harness.cli import output
 from harness.cli.options import Json, not_negative, positive
+from harness.errors import NodeError, UsageError, duration
 
 if TYPE_CHECKING:
     from harness.node.reboot import RebootReport
@@ -79,7 +80,6 @@ def sharing(
     inventory/group_vars/all/gpu.yml. MIG instances of one profile count as GPUs; of several, each profile has a
     resource name of its own.
     """
-    from harness.errors import UsageError
     from harness.node.runner import RunRequest
     from harness.sharing.modes import LENT
 
@@ -125,7 +125,6 @@ def verify_node(
     The JSON document is the verdict {ok, host, boot_id, checked_at, checks, not_applicable, others}; `others` holds
     the verdicts on further nodes, and `ok` is true when all are.
     """
-    from harness.errors import NodeError
     from harness.node.runner import find_project
     from harness.node.verify import VerifyRequest, verify
 
@@ -155,7 +154,6 @@ def reboot_test(
 ) -> None:
     """Prove that the nodes survive a reboot: judge, reboot, judge again, converge again with nothing changed."""
     from harness.cli.progress import task_listener
-    from harness.errors import NodeError, UsageError
     from harness.node.reboot import RebootTest
     from harness.node.runner import find_project
     from harness.node.verify import VerifyRequest
@@ -242,7 +240,7 @@ def _print_summary(summary: "RunSummary") -> None:
         for line in record.error.splitlines():
             output.result(f"  | {line}")
     what = "would change" if summary.check_mode else "changed"
-    output.result(f"{summary.status.value}: {summary.changed} {what}, {output.duration(summary.duration_s)}.")
+    output.result(f"{summary.status.value}: {summary.changed} {what}, {duration(summary.duration_s)}.")
 
 
 def _print_verdict(verdict: "NodeVerdict") -> None:

@@ -217,7 +217,9 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def show(shown: Table) -> None:
-    """A table of results."""
+    """A table of results below its caption."""
+    if shown.caption:
+        sentence(shown.caption)
     table(shown.titles, shown.texts)
 
 
@@ -247,15 +249,3 @@ def _painted(text: str, piece: str) -> str:
     if colour is None or not has_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return piece
     return f"\033[{colour}m{piece}\033[0m"
-
-
-def duration(seconds: float) -> str:
-    """E.g. ``45 s``, ``4 min 05 s``, ``10 h 03 min``."""
-    whole = round(seconds)
-    if seconds < 10 and whole != seconds:
-        return f"{seconds:.1f} s"
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -7,6 +7,7 @@ import typer
 
 from harness.cli import output
 from harness.cli.options import Json, Results, positive
+from harness.errors import UsageError
 
 KNEE_PRECISION, MEMORY_PRECISION = 0.25, 0.02
 _ROWS = 10
@@ -77,7 +78,6 @@ def profile(
     from harness.campaign.source import given
     from harness.campaign.thresholds import thresholds
     from harness.cli.campaign import run_source
-    from harness.errors import UsageError
     from harness.results.files import atomic_write
 
     if bool(epochs) != bool(samples):
@@ -153,7 +153,6 @@ def probe(
     from harness.analysis.questions.time_slices import as_document, rows, sentence, time_slices
     from harness.campaign.probe import gpu_to_probe
     from harness.campaign.probe import probe as measure
-    from harness.errors import UsageError
     from harness.sharing.modes import ANYWHERE
     from harness.spec import Sharing
 
@@ -183,7 +182,6 @@ def _where(kubernetes: Path | None, seconds: float) -> dict[str, Any]:
 
 def _cluster(file: Path) -> dict[str, Any]:
     from harness.campaign.source import read_source
-    from harness.errors import UsageError
 
     cluster = read_source(str(file)).spec.kubernetes
     if cluster is None:
@@ -204,7 +202,6 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    from harness.errors import UsageError
 
     try:
         return [int(word) for word in _words(text)]
@@ -214,8 +211,6 @@ def _numbers(option: str, text: str) -> list[int]:
 
 def _option(text: str) -> tuple[str, str | int | float | bool]:
     import json
-
-    from harness.errors import UsageError
 
     name, equals, value = text.partition("=")
     if not equals:

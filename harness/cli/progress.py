@@ -16,8 +16,7 @@ from rich.text import Text
 
 from harness.campaign import events
 from harness.cli import output
-from harness.cli.output import duration
-from harness.errors import printable
+from harness.errors import duration, printable
 from harness.metrics.rows import POOLED
 from harness.node.events import (
     Listener,
@@ -31,6 +30,7 @@ from harness.node.events import (
 )
 
 ROWS_EVERY_S = 30.0
+_BAR_WIDTH = 30
 MOST_REPLICAS = 16
 """Whose figures are shown one by one: more would fill the screen."""
 _OUTCOMES = (
@@ -158,6 +158,14 @@ class _View(Progress):
             yield Text(f"  and {len(replicas) - MOST_REPLICAS} more replicas")
 
 
+class _PlainBar(ProgressColumn):
+    """A bar whose rest is seen without colours, too; rich leaves it out."""
+
+    def render(self, task: Task) -> Text:
+        done = int(_BAR_WIDTH * min(task.completed / task.total, 1.0)) if task.total else 0
+        return Text("#" * done + "-" * (_BAR_WIDTH - done))
+
+
 class _ToGo(ProgressColumn):
     """The time until the campaign is over, counting down."""
 
@@ -167,9 +175,8 @@ class _ToGo(ProgressColumn):
 
 def _bar(console: Console) -> _View:
     rows = TextColumn("{task.fields[rows]}")
-    return _View(
-        TextColumn(" "), BarColumn(bar_width=30), rows, _ToGo(), console=console, transient=True, redirect_stdout=False
-    )
+    bar: ProgressColumn = _PlainBar() if console.no_color else BarColumn(bar_width=_BAR_WIDTH)
+    return _View(TextColumn(" "), bar, rows, _ToGo(), console=console, transient=True, redirect_stdout=False)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import typer
 
 from harness.cli import output
 from harness.cli.options import Force, Json, positive
+from harness.errors import NotReproducedError, UsageError, duration
 
 if TYPE_CHECKING:
     from harness.analysis.contrasts.reproduction import Reproduction
@@ -131,7 +132,6 @@ def reproduce(
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
     from harness.campaign.reproduce import most_repeats, published_source, refuse_same, with_more_repeats
-    from harness.errors import UsageError
     from harness.results.published import opened
 
     if against and (results or force or most):
@@ -188,7 +188,7 @@ def _runs(spec: "CampaignSpec") -> str:
     """``24 runs, about 3 min 10 s``."""
     from harness.campaign.plan import expand, most
 
-    return f"{len(expand(spec))} runs, about {output.duration(most(spec).total_s)}"
+    return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
 
 
 def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
@@ -236,7 +236,6 @@ def _print_reproduction(found: "Reproduction") -> None:
 
 def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.contrasts.outcome import Outcome
-    from harness.errors import NotReproducedError
 
     different = [cell for cell in found.cells if cell.outcome is Outcome.DIFFERS]
     advice = "See first what differs in the environment, which is listed above; harness report shows the runs."

@@ -382,6 +382,15 @@ OF_STREAMS: Mapping[str, ResultMetric] = {
     )
 }
 """Of servers whose answers are streams of tokens."""
+STREAM_HEADLINE = (
+    "ttft_p50_exact",
+    "ttft_p99_exact",
+    "itl_p50_exact",
+    "itl_p99_exact",
+    "tpot_p50_exact",
+    "tpot_p99_exact",
+)
+"""Those that a summary begins with."""
 
 PUBLISHED: Mapping[str, ResultMetric] = {
     name: _recorded(

@@ -309,7 +309,8 @@ def _keys(picture: Picture, classes: dict[str, str]) -> tuple[LegendEntry, ...]:
     alike = len({frozenset(titles) for _, titles in drawn.values()}) == 1
     keys = []
     for name, (each, titles) in drawn.items():
-        own = "" if alike or len(set(titles)) > 1 else f"{re.split('[,(]', titles[0])[0].strip()}: "
+        reference = isinstance(each, PlotSeries) and each.colour == FAINT
+        own = "" if alike or reference or len(set(titles)) > 1 else f"{re.split('[,(]', titles[0])[0].strip()}: "
         keys.append(LegendEntry(classes[name], f"{own}{name}", _swatch(each)))
     return tuple(keys) if len(keys) > 1 else ()
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from harness.analysis import placement
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.format import DASH, TIMES, clipped, number, ratio_interval, whole_interval, with_interval
+from harness.analysis.format import DASH, TIMES, number, whole_interval, with_interval
 from harness.analysis.goodput import Best
-from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, exact_of
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, STREAM_HEADLINE, exact_of
 from harness.analysis.metrics.measured import load_state
-from harness.analysis.pages.table import Column, Entry, Table, absent, figure_entry
+from harness.analysis.pages.table import Column, Entry, Table, absent, figure_entry, ratio_entry
 from harness.analysis.questions.condition_overhead import JUDGED, OF_NEIGHBOURS, Interference, Overhead
 from harness.analysis.statistics import Estimate
 from harness.errors import counted
@@ -21,7 +22,7 @@ _MORE = ("cv", "inputs", "efficiency", "latency_mean", "latency_p90_exact", "lat
 _ON_GPU, _MORE_ON_GPU = ("energy", "gpu_utilization"), ("gpu_memory", "cpu_psi")
 _ON_CPU, _MORE_ON_CPU = ("cpu_usage", "memory_usage"), ("cpu_psi",)
 _SM_ACTIVE = "gpu_sm_active"
-_RATIOS = {"speed_up": TIMES, "efficiency": "%"}
+_RATIOS = {"speed_up", "efficiency"}
 _LOADS = {"cpu_psi", "gpu_utilization"}
 
 
@@ -50,43 +51,41 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
         cell.key.mps_limits or cell.key.time_slice for cell in analysis.cells
     )
     has_places = placement.several(experiment.data.manifest for experiment in analysis.experiments)
-    columns = [
-        Column("Replicas", "replicas"),
-        *([Column("Sharing", "sharing", words=True)] if has_modes else []),
-        *([Column("Condition", "condition", words=True)] if any(cell.condition for cell in analysis.cells) else []),
-        *([Column("Where", "where", words=True)] if has_places else []),
-        Column("Verdict", "verdict", words=True),
-        Column("Runs", "runs"),
-        *(Column((OF_CONFIGURATIONS.get(name) or ALL[name]).heading, name) for name in names),
+    columns: list[tuple[Column, Callable[[Cell], object]]] = [
+        (Column("Replicas", "replicas"), lambda cell: cell.replicas)
     ]
-    rows: list[list[object]] = []
-    for cell in cells:
-        runs = f"{len(cell.used)}/{cell.planned}" if cell.planned else str(len(cell.used))
-        values: dict[str, object] = {
-            "replicas": cell.replicas,
-            "sharing": cell.mode_shown,
-            "condition": cell.condition,
-            "where": placement.of_cell(cell),
-            "verdict": Entry("", badge=cell.badge),
-            "runs": runs,
-        }
-        values |= {name: _scaling_entry(cell, name) for name in names}
-        rows.append([values[column.name] for column in columns])
-    return Table(columns, rows, f"{workload} against the number of replicas")
+    if has_modes:
+        columns.append((Column("Sharing", "sharing", words=True), lambda cell: cell.mode_shown))
+    if any(cell.condition for cell in analysis.cells):
+        columns.append((Column("Condition", "condition", words=True), lambda cell: cell.condition))
+    if has_places:
+        columns.append((Column("Where", "where", words=True), placement.of_cell))
+    columns += [
+        (Column("Verdict", "verdict", words=True), lambda cell: Entry("", badge=cell.badge)),
+        (Column("Runs", "runs"), _runs),
+    ]
+    for name in names:
+        heading = (OF_CONFIGURATIONS.get(name) or ALL[name]).heading
+        columns.append((Column(heading, name), partial(_scaling_entry, name=name)))
+    rows = [[value(cell) for _, value in columns] for cell in cells]
+    return Table([column for column, _ in columns], rows, f"{workload} against the number of replicas")
+
+
+def _runs(cell: Cell) -> str:
+    return f"{len(cell.used)}/{cell.planned}" if cell.planned else str(len(cell.used))
 
 
 def _scaling_entry(cell: Cell, name: str) -> Entry:
     estimate, unit = _estimate(cell, name)
     if estimate is None:
         return absent(cell.absent.get(name, "it takes two runs that can be used"))
+    if name in _RATIOS:
+        return ratio_entry(estimate, unit=unit)
     few = name in cell.estimates and estimate.n < len(cell.used)
     remarks = [
         f"{load_state(estimate.mean)}" if name in _LOADS else "",
         f"of {counted(estimate.n, 'run')}" if few else "",
     ]
-    if name in _RATIOS:
-        interval = ratio_interval(estimate) if estimate.half_width is not None else ""
-        return Entry(f"{number(estimate.mean)} {unit}", (interval,) if interval else (), value=estimate.mean)
     return figure_entry(estimate, unit.replace("requests/s", "req/s"), remarks=remarks)
 
 
@@ -95,21 +94,12 @@ def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
     if name == "speed_up":
         return cell.speed_up, TIMES
     if name == "efficiency":
-        return percent(cell.efficiency), "%"
+        return cell.efficiency and cell.efficiency.scaled(100), "%"
     if name == "cv":
         throughput = cell.estimates.get("throughput")
         spread = throughput.cv if throughput else None
         return None if spread is None else Estimate(100 * spread, None, None, 1, None), "%"
     return cell.estimates.get(name), ALL[name].shown_unit
-
-
-def percent(estimate: Estimate | None) -> Estimate | None:
-    """A share in percent."""
-    if estimate is None:
-        return None
-    low = None if estimate.low is None else 100 * estimate.low
-    high = None if estimate.high is None else 100 * estimate.high
-    return Estimate(100 * estimate.mean, low, high, estimate.n, estimate.cv, estimate.note)
 
 
 def overhead_table(interference: Interference) -> Table:
@@ -200,47 +190,39 @@ def _plain(estimate: Estimate | None) -> str:
 
 _SHORT = (("p50 ms", "latency_p50_exact", 1e3), ("p99 ms", "latency_p99_exact", 1e3), ("J/req", "energy", 1.0))
 """Column, metric, and what its unit is multiplied by."""
-_DROPPED_FIRST = ("p50 ms", "J/req", "p99 ms", "sharing")
+_STREAMS = tuple((" ".join(name.split("_")[:2]), name, 1e3) for name in STREAM_HEADLINE)
+_DROPPED_FIRST = ("p50 ms", "J/req", "p99 ms", "itl p50", "tpot p99", "tpot p50", "sharing")
 """Columns that go, in this order, until the rest fits; ``sharing`` only where all of it is the same."""
-_SHORTEST, _GAP = 12, 2
 
 
-def short_table(analysis: CampaignAnalysis, width: int) -> tuple[Table, list[str]]:
-    """A line per configuration that fits in so many characters, and the columns that had to go."""
+def short_tables(analysis: CampaignAnalysis, width: int) -> list[tuple[Table, list[str]]]:
+    """A line per configuration that fits in so many characters, then those of streams; each with the columns that had to go."""
     energies = any("energy" in cell.estimates for cell in analysis.cells)
+    columns = [column for column in _SHORT if energies or column[1] != "energy"]
+    first = _short_table(analysis.cells, columns, width, speed=True)
+    streams = [cell for cell in analysis.cells if any(name in cell.estimates for name in STREAM_HEADLINE)]
+    caption = "Streams in ms, as the client measured every token:"
+    return [first, *([_short_table(streams, _STREAMS, width, caption=caption)] if streams else [])]
+
+
+def _short_table(
+    cells: Sequence[Cell],
+    columns: Sequence[tuple[str, str, float]],
+    width: int,
+    *,
+    speed: bool = False,
+    caption: str = "",
+) -> tuple[Table, list[str]]:
     rows = []
-    for cell in analysis.cells:
+    for cell in cells:
         row = {"workload": cell.workload, "sharing": cell.mode_shown, "replicas": str(cell.replicas)}
-        if any(other.condition for other in analysis.cells):
-            row["condition"] = cell.condition
+        row["condition"] = cell.condition
         rate = cell.estimates.get("throughput")
-        row["requests/s"] = with_interval(rate, "") if rate else DASH
-        for header, name, scale in _SHORT:
-            estimate = cell.estimates.get(name)
-            if name != "energy" or energies:
-                row[header] = number(scale * estimate.mean) if estimate else DASH
-        rows.append(row | {"verdict": cell.badge})
-    dropped = _fit(rows, width)
-    return Table.of(list(rows[0]), [list(row.values()) for row in rows], 2), dropped
-
-
-def _fit(rows: list[dict[str, str]], width: int) -> list[str]:
-    """Take columns out of the rows until a line fits, then shorten names. Returns what went."""
-    dropped = []
-    one_mode = len({row["sharing"] for row in rows}) == 1
-    for name in _DROPPED_FIRST:
-        if name in rows[0] and _excess(rows, width) > 0 and (one_mode or name != "sharing"):
-            dropped.append(name)
-            for row in rows:
-                del row[name]
-    for name in ("workload", "condition"):
-        if name in rows[0] and (excess := _excess(rows, width)) > 0:
-            length = max(_SHORTEST, max(len(row[name]) for row in rows) - excess)
-            for row in rows:
-                row[name] = clipped(row[name], length)
-    return dropped
-
-
-def _excess(rows: list[dict[str, str]], width: int) -> int:
-    widest = [max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]]
-    return sum(widest) + _GAP * (len(widest) - 1) - width
+        row |= {"requests/s": with_interval(rate, "") if rate else DASH} if speed else {}
+        for title, name, scale in columns:
+            row[title] = number(scale * cell.estimates[name].mean) if name in cell.estimates else DASH
+        rows.append(row | ({"verdict": cell.badge} if speed else {}))
+    table = Table.of(list(rows[0]), [list(row.values()) for row in rows], 2, caption).without_empty()
+    one_mode = len({cell.mode_shown for cell in cells}) == 1
+    droppable = [title for title in _DROPPED_FIRST if one_mode or title != "sharing"]
+    return table.fitted(width, droppable, cut={"workload", "condition"})

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.format import clipped, duration, number, quantity, with_interval
+from harness.analysis.format import clipped, number, quantity, with_interval
 from harness.analysis.pages.table import figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
 
@@ -76,10 +76,6 @@ def test_a_difference_reaches_below_nothing_and_a_quantity_does_not() -> None:
     wide = Estimate(-1e-5, -8e-5, 6e-5, 3, None)
     assert figure_entry(wide, "s", least=-math.inf).small == ("-80.0 to 60.0",)
     assert figure_entry(replace(wide, mean=1e-5), "s").small == ("0 to 60.0",)
-
-
-def test_durations() -> None:
-    assert [duration(s) for s in (12.34, 245, 3725)] == ["12.3 s", "4 min 05 s", "1 h 02 min"]
 
 
 def test_long_stories_are_cut_to_one_line() -> None:

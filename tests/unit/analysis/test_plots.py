@@ -69,7 +69,7 @@ def test_several_modes_are_told_apart_by_colour_and_their_percentiles_by_dashes(
             write_experiment(tmp_path, "resnet50", replicas, shape=replace(SHAPE, sharing=sharing))
     picture = scaling(analyse(tmp_path), "resnet50")
     assert picture is not None
-    assert {key.name for key in chart(picture).keys} == {"Throughput: ideal", "time-slicing", "mps"}
+    assert {key.name for key in chart(picture).keys} == {"ideal", "time-slicing", "mps"}
     lines = [series for series in picture.panels[1].series if not series.runs]
     assert {(line.name, line.dashes) for line in lines} == {
         (name, dashes) for name in ("time-slicing", "mps") for dashes in (":", "--", "-")

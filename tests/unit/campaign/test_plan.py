@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.campaign.plan import check_limits, estimate, expand
+from harness.campaign.plan import at_most_gb, check_limits, estimate, expand
 from harness.campaign.source import read_source
 from harness.errors import UsageError
 from harness.metrics.catalogue import select
@@ -224,3 +224,8 @@ def test_a_neighbour_takes_disk_too_and_a_gpu_of_its_own_under_exclusive():
     assert ids(spec) == ["tiny_r1_exclusive_alone_rep1"]
     alone, beside = expand(campaign(replicas=[1], conditions=[ALONE, BESIDE], timing=Timing()))
     assert estimate([beside]).disk_bytes > 2 * estimate([alone]).disk_bytes
+
+
+@pytest.mark.parametrize(("size_bytes", "shown"), [(1, "0.1 GB"), (1e8, "0.1 GB"), (2.01e9, "2.1 GB")])
+def test_a_limit_of_the_disk_is_rounded_up_and_never_nothing(size_bytes, shown):
+    assert at_most_gb(size_bytes) == shown

@@ -11,10 +11,14 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis import report
+from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
 from harness.analysis.headline import concerns, headline
+from harness.analysis.metrics.catalogue import STREAM_HEADLINE
 from harness.analysis.pages import tables
+from harness.analysis.pages.table import Table
+from harness.analysis.statistics import Estimate
+from harness.analysis.summary import index
 from harness.campaign.thresholds import Thresholds
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
@@ -105,16 +109,31 @@ def test_a_run_without_a_gpu_is_shown_as_of_the_cpu_and_keeps_its_mode_in_files(
     (cell,) = analyse(folder).cells
 
     assert (cell.sharing, cell.mode, cell.mode_shown) == ("time-slicing", "time-slicing", shown_as)
-    table, _ = tables.short_table(analyse(folder), 80)
-    assert shown_as in [str(value) for value in table.rows[0]]
+    ((table, _),) = tables.short_tables(analyse(folder), 80)
+    assert shown_as in table.texts[0]
+    report.write_report(folder)
+    assert [row["sharing"] for row in index(tmp_path).rows] == [shown_as]
+
+
+def test_servers_of_streams_end_with_the_exact_figures_of_their_clients(analysis, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    streams = {name: Estimate(0.001 * place, None, None, 1, None) for place, name in enumerate(STREAM_HEADLINE, 1)}
+    cell = replace(analysis.cells[0], estimates=analysis.cells[0].estimates | streams)
+    figures.show(replace(analysis, cells=[cell, *analysis.cells[1:]]))
+    *_, header, line, _ = capsys.readouterr().out.splitlines()
+    assert header.split("  ")[-4:] == ["ttft p50", "ttft p99", "itl p99", "tpot p50"]
+    assert line.split()[3:] == ["1.00", "2.00", "4.00", "5.00"]
+    (first, *others) = summary.headline(replace(analysis, cells=[cell, *analysis.cells[1:]]))
+    assert first["measures"]["ttft_p99_exact"]["mean"] == 0.002
+    assert not [other for other in others if streams.keys() & other["measures"].keys()]
 
 
 def test_long_names_are_shortened_when_nothing_else_can_go():
-    row = {"workload": "w" * 41, "sharing": "time-slicing", "replicas": "8", "condition": "c" * 30, "verdict": "VALID"}
-    rows = [row, row | {"sharing": "mps"}]
-    assert tables._fit(rows, 80) == []
-    assert tables._excess(rows, 80) <= 0
-    assert rows[0]["workload"].endswith("...")
+    titles = ["workload", "sharing", "replicas", "condition", "verdict"]
+    rows = [["w" * 41, mode, "8", "c" * 30, "VALID"] for mode in ("time-slicing", "mps")]
+    table, dropped = Table.of(titles, rows, 2).fitted(80, ["p50 ms"], cut={"workload", "condition"})
+    assert (dropped, table.width <= 80) == ([], True)
+    assert table.texts[0][0].endswith("...")
 
 
 class Terminal(io.StringIO):

@@ -9,8 +9,8 @@ from rich.console import Console
 from harness.analysis.format import DASH
 from harness.campaign import events
 from harness.campaign.events import Now
-from harness.cli.output import duration
 from harness.cli.progress import LiveBar, PlainLines, _bar, figures
+from harness.errors import duration
 from harness.results.manifest import Status
 
 STORY = [
@@ -73,6 +73,17 @@ def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended(monkeypa
     assert "and 2 more replicas" in during
     assert "replica-16" not in during
     assert all(sentence in screen.getvalue() for sentence in SENTENCES)
+
+
+def test_without_colours_the_bar_still_shows_what_is_left(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = io.StringIO()
+    with _bar(Console(file=screen, force_terminal=True, width=80)) as progress:
+        tell = LiveBar(progress)
+        tell(events.RowsRecorded("resnet50_r1_time-slicing_rep1", 1, 3))
+        progress.refresh()
+    assert f"{'#' * 10}{'-' * 20} 1 of 3 rows" in screen.getvalue()
 
 
 def test_a_recording_whose_rows_come_at_the_end_shows_no_figures():
