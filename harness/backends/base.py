@@ -14,19 +14,14 @@ from harness.metrics.catalogue import Metric
 from harness.metrics.rows import Recording, RowSink
 from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
+from harness.sharing.mode import Notify, unheard
 from harness.spec import CampaignSpec, ExperimentSpec, Timing
 
-Notify = Callable[[str], None]
-"""Takes a sentence for whoever watches the campaign."""
 IMAGE = "image"
 """The check of an image; where it is an error, no later experiment could run either."""
 KILLED_FOR_MEMORY = "out of memory, killed by the kernel"
 OUT_OF_MEMORY = 4
 """A replica's exit code when memory ran out (``harness.replica.errors``)."""
-
-
-def unheard(_sentence: str) -> None:
-    """Nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)

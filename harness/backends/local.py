@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import supervisor
-from harness.backends.base import KILLED_FOR_MEMORY, Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.backends.base import KILLED_FOR_MEMORY, RecordingRequest, ReplicaDeath, Send
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, ReplicaSlot, import_paths, replica_slots, slots_with_cpus
@@ -27,7 +27,7 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
-from harness.sharing.mode import SharingSetup, ThisMachine
+from harness.sharing.mode import Notify, SharingSetup, ThisMachine, unheard
 from harness.sharing.modes import MODES, mode_of
 from harness.spec import Device, ExperimentSpec, Timing, WorkloadSpec
 from harness.spec.condition import crashing

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
-from harness.errors import BackendError, Issue, IssueLevel, counted
-from harness.sharing.mode import Object, SharingMode
+from harness.errors import BackendError, ClusterError, Issue, IssueLevel, counted
+from harness.sharing.mode import ClusterApi, ClusterSharing, Object, PodSharing, SharingMode, refusal
 from harness.sharing.modes import DIVIDED, MODES, WHOLE, mode_of
+from harness.sharing.node import GPU_COUNT_LABEL, PODS, labels, name, offered, resources, selected
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -26,8 +27,7 @@ MIG_LABEL = "nvidia.com/mig.strategy"
 GKE_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_MIG_LABEL = "cloud.google.com/gke-gpu-partition-size"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
-COUNT_LABEL = "nvidia.com/gpu.count"
-"""GPU feature discovery's: slices of each GPU, and GPUs."""
+"""GPU feature discovery's: slices of each GPU."""
 CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
 _STRATEGIES = {mode.strategy_label: mode for mode in MODES.values() if mode.strategy_label}
@@ -64,15 +64,10 @@ class Configuration:
         return {CONFIG_LABEL: self.name, MPS_LABEL: "true" if mode.concurrent else "false", **divided}
 
 
-def path(spec: KubernetesSpec) -> str:
-    """Path of the ConfigMap."""
-    namespace, _, name = (spec.device_plugin_configs or "").partition("/")
-    return f"/api/v1/namespaces/{namespace}/configmaps/{name}"
-
-
 def read(find: Callable[[str], Object | None], spec: KubernetesSpec) -> list[Configuration]:
     """The configurations whose mode can be told, by name. Raises ClusterError, BackendError where there is no ConfigMap."""
-    config_map = find(path(spec))
+    namespace, _, key = (spec.device_plugin_configs or "").partition("/")
+    config_map = find(f"/api/v1/namespaces/{namespace}/configmaps/{key}")
     if config_map is None:
         raise BackendError(
             f"there is no ConfigMap {spec.device_plugin_configs}.",
@@ -120,6 +115,38 @@ def choose(
     return best(fit, key=lambda configuration: configuration.slices)
 
 
+@dataclass(slots=True)
+class AsLent(ClusterSharing):
+    """The GPUs as the device plugin lends them when the campaign begins."""
+
+    fixed_slices: ClassVar[bool] = True
+    sets_mode: ClassVar[bool] = False
+
+    def check(self, api: ClusterApi, nodes: Sequence[Object], experiments: Sequence[ExperimentSpec]) -> Iterable[Issue]:
+        """Whether the GPUs are shared as the experiments say."""
+        wanted = [node for node in nodes if selected(node, self.spec)]
+        return check_sharing(wanted, api.list(PODS), self.spec, experiments)
+
+    def observe(
+        self,
+        api: ClusterApi,
+        experiment: ExperimentSpec,  # noqa: ARG002 - a node may show several modes, or none
+        nodes: Sequence[Object],
+        pods: Sequence[Object],
+        statuses: Sequence[Object],  # noqa: ARG002
+    ) -> list[PodSharing]:
+        """By the labels of each pod's node, and by its device plugin where pods of others may be read."""
+        try:
+            around = api.list(PODS)
+        except ClusterError:
+            around = []
+        by_node = {
+            name(node): PodSharing(shown(node, around, self.spec), slices_per_gpu(node, around, self.spec))
+            for node in nodes
+        }
+        return [by_node.get(str(pod["spec"].get("nodeName")), PodSharing()) for pod in pods]
+
+
 def check_sharing(
     nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]
 ) -> Iterator[Issue]:
@@ -138,9 +165,9 @@ def check_sharing(
                 message = (
                     f"sharing {mode.sharing.value} means nothing for replicas without a GPU (gpus_per_replica: 0)."
                 )
-                yield Issue(IssueLevel.ERROR, "sharing", message, "Use time-slicing, or ask for a GPU.")
+                yield refusal(message, "Use time-slicing, or ask for a GPU.")
         return
-    lending = [node for node in nodes if spec.gpu_resource in ((node.get("status") or {}).get("allocatable") or {})]
+    lending = [node for node in nodes if spec.gpu_resource in resources(node)]
     for experiment in experiments:
         sliced = [(node, slices_per_gpu(node, pods, spec)) for node in lending]
         yield from mode_of(experiment.sharing).check_slices(experiment, sliced)
@@ -149,37 +176,40 @@ def check_sharing(
 
 
 def _check_node(node: Object, seen: Collection[Sharing], modes: Sequence[SharingMode]) -> Iterator[Issue]:
-    name = node["metadata"]["name"]
-    of_gke = _OF_GKE.get((node["metadata"].get("labels") or {}).get(GKE_LABEL, ""))
+    of_gke = _OF_GKE.get(labels(node).get(GKE_LABEL, ""))
     if of_gke is not None and of_gke.gke_refusal:
-        message = f"node {name} has {of_gke.gke_refusal}."
-        yield Issue(IssueLevel.ERROR, "sharing", message, "Take a node pool with time-sharing, MIG, or whole GPUs.")
+        yield refusal(
+            f"node {name(node)} has {of_gke.gke_refusal}.", "Take a node pool with time-sharing, MIG, or whole GPUs."
+        )
         return
     for mode in modes:
         if not seen:
-            message = f"node {name} does not show how its GPUs are shared: {mode.sharing.value} is taken on trust."
+            message = (
+                f"node {name(node)} does not show how its GPUs are shared: {mode.sharing.value} is taken on trust."
+            )
             yield Issue(IssueLevel.WARNING, "sharing", message)
         elif mode.sharing not in seen:
-            message = f"node {name} shares its GPUs by {in_words(seen)}, and the campaign says {mode.sharing.value}."
+            message = (
+                f"node {name(node)} shares its GPUs by {in_words(seen)}, and the campaign says {mode.sharing.value}."
+            )
             advice = f"Switch the cluster: {mode.switch_command}; or say what there is: `sharing: [{min(seen).value}]`."
-            yield Issue(IssueLevel.ERROR, "sharing", message, advice)
+            yield refusal(message, advice)
 
 
 def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> frozenset[Sharing]:
     """The modes that a node's GPUs may be said to be under, by its labels and its device plugin; empty: nobody tells."""
-    labels = node["metadata"].get("labels") or {}
-    configured = _configured(node, pods)
-    instances = divided(labels, spec)
+    marks, configured = labels(node), _configured(node, pods)
+    instances = divided(marks, spec)
     if configured is not None:
         instances = instances or (configured.get("flags") or {}).get("migStrategy", "none") != "none"
         shared = {_CONFIGURED[key] for key in configured.get("sharing") or {} if key in _CONFIGURED}
-    elif labels.get(STRATEGY_LABEL) in _STRATEGIES:
-        shared = {_STRATEGIES[labels[STRATEGY_LABEL]]} - {WHOLE}
-    elif labels.get(GKE_LABEL) in _OF_GKE:
-        shared = {_OF_GKE[labels[GKE_LABEL]]}
-    elif labels.get(MPS_LABEL) == "true":
+    elif marks.get(STRATEGY_LABEL) in _STRATEGIES:
+        shared = {_STRATEGIES[marks[STRATEGY_LABEL]]} - {WHOLE}
+    elif marks.get(GKE_LABEL) in _OF_GKE:
+        shared = {_OF_GKE[marks[GKE_LABEL]]}
+    elif marks.get(MPS_LABEL) == "true":
         shared = {mode for mode in MODES.values() if mode.concurrent}
-    elif str(labels.get(PRODUCT_LABEL, "")).endswith("-SHARED"):
+    elif str(marks.get(PRODUCT_LABEL, "")).endswith("-SHARED"):
         shared = set(_CONFIGURED.values())
     else:
         return frozenset({DIVIDED.sharing} if instances else ())
@@ -193,24 +223,22 @@ def slices_per_gpu(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -
     for section in sections:
         for resource in section.get("resources") or []:
             return int(resource["replicas"])
-    labels, lent = node["metadata"].get("labels") or {}, (node.get("status") or {}).get("allocatable") or {}
-    if str(labels.get(REPLICAS_LABEL, "")).isdigit():
-        return int(labels[REPLICAS_LABEL])
-    count = int(labels[COUNT_LABEL]) if str(labels.get(COUNT_LABEL, "")).isdigit() else 0
-    return int(lent.get(spec.gpu_resource, 0)) // count or None if count else None
+    marks = labels(node)
+    if str(marks.get(REPLICAS_LABEL, "")).isdigit():
+        return int(marks[REPLICAS_LABEL])
+    count = int(marks[GPU_COUNT_LABEL]) if str(marks.get(GPU_COUNT_LABEL, "")).isdigit() else 0
+    return offered(node, spec) // count or None if count else None
 
 
 def shown(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> str:
     """For the manifest: the modes, and the configuration that the node's label names, e.g. ``mps (mps-8)``."""
-    named = (node["metadata"].get("labels") or {}).get(CONFIG_LABEL)
+    named = labels(node).get(CONFIG_LABEL)
     return " ".join(filter(None, (in_words(observed(node, pods, spec)), f"({named})" if named else "")))
 
 
-def divided(labels: Mapping[str, str], spec: KubernetesSpec) -> bool:
+def divided(marks: Mapping[str, str], spec: KubernetesSpec) -> bool:
     """Whether what a node with these labels lends are MIG instances."""
-    return (
-        spec.gpu_resource.startswith("nvidia.com/mig-") or labels.get(MIG_LABEL) == "single" or GKE_MIG_LABEL in labels
-    )
+    return spec.gpu_resource.startswith("nvidia.com/mig-") or marks.get(MIG_LABEL) == "single" or GKE_MIG_LABEL in marks
 
 
 def in_words(modes: Collection[Sharing]) -> str:
@@ -222,7 +250,7 @@ def _configured(node: Object, pods: Sequence[Object]) -> Mapping[str, Any] | Non
     """The configuration of the device plugin on a node, where it is one of ours."""
     for pod in pods:
         text = (pod["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION)
-        if text and pod["spec"].get("nodeName") == node["metadata"]["name"]:
+        if text and pod["spec"].get("nodeName") == name(node):
             content = yaml.safe_load(text)
             return content if isinstance(content, dict) else None
     return None

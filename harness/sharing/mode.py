@@ -1,21 +1,29 @@
 """What a sharing mode is: what it means for replicas, how it is checked, set up, observed and put back.
 
-A mode knows no backend: it is handed GPUs, a way to start processes, or the objects of a cluster.
+A mode knows no backend: it is handed GPUs, a way to start processes, or the API of a cluster.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from harness.errors import Issue, IssueLevel, counted
 from harness.metrics.nvml import GpuFacts
-from harness.spec import Device, ExperimentSpec, MpsLimits, Sharing
+from harness.spec import Device, ExperimentSpec, KubernetesSpec, MpsLimits, Sharing
 
 Object = Mapping[str, Any]
+Notify = Callable[[str], None]
+"""Takes a sentence for whoever watches the campaign."""
+
+
+def unheard(_sentence: str) -> None:
+    """Nobody watches."""
 
 
 class Processes(Protocol):
@@ -200,6 +208,96 @@ class SharingMode:
         if under is None or bool(under) is self.concurrent:
             return ""
         return f"runs {'under' if under else 'without'} MPS"
+
+
+class ClusterApi(Protocol):
+    """What sharing needs of a cluster's API server; every call raises ClusterError."""
+
+    def get(self, path: str) -> dict[str, Any]:
+        """One object."""
+        ...
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        """The same; None where there is none."""
+        ...
+
+    def list(self, path: str, *, fields: str = "") -> list[dict[str, Any]]:
+        """The objects of a collection."""
+        ...
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Merge ``body`` into an object."""
+        ...
+
+
+class PodSharing(NamedTuple):
+    """How a pod is seen to have its GPU: the mode in words, slices of each GPU of its node, its claim; empty: not shown."""
+
+    mode: str = ""
+    slices: int | None = None
+    claim: str = ""
+
+
+@dataclass(slots=True)
+class ClusterSharing(ABC):
+    """What brings the GPUs of a cluster under the mode of an experiment.
+
+    Attributes:
+        campaign_id: whose own pods and marks are in nobody's way.
+    """
+
+    spec: KubernetesSpec
+    campaign_id: str = ""
+
+    fixed_slices: ClassVar[bool] = False
+    """What the nodes lend has to be enough as it is."""
+    sets_mode: ClassVar[bool] = True
+    log_advice: ClassVar[str] = ""
+    """Where to read why a replica is under another mode."""
+
+    @abstractmethod
+    def check(self, api: ClusterApi, nodes: Sequence[Object], experiments: Sequence[ExperimentSpec]) -> Iterable[Issue]:
+        """What keeps the experiments from sharing the GPUs of usable nodes so. Raises ClusterError."""
+
+    @abstractmethod
+    def observe(
+        self,
+        api: ClusterApi,
+        experiment: ExperimentSpec,
+        nodes: Sequence[Object],
+        pods: Sequence[Object],
+        statuses: Sequence[Object],
+    ) -> list[PodSharing]:
+        """How each pod is seen to share its GPU. Raises BackendError where it shows another mode than the experiment's.
+
+        Args:
+            api: of the cluster.
+            experiment: what is measured.
+            nodes: of the pods, as far as they may be read.
+            pods: that serve.
+            statuses: what each of them says of itself.
+        """
+
+    def switch(  # noqa: B027 - by itself nothing: the nodes stay as they are
+        self,
+        api: ClusterApi,
+        experiment: ExperimentSpec,
+        abort: threading.Event,
+        notice: Notify = unheard,
+    ) -> None:
+        """Bring the nodes under the mode; ``notice`` is told what is waited for. Raises BackendError."""
+
+    def restore(self, api: ClusterApi) -> list[str]:  # noqa: ARG002 - see SwitchedPlugin
+        """Put back what was changed, also by a killed harness; a sentence for each node."""
+        return []
+
+    def collections(self) -> dict[str, str]:
+        """Paths of the kinds that are made for each attempt, by kind."""
+        return {}
+
+    def claims(self, experiment: ExperimentSpec, name: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:  # noqa: ARG002 - see Dra
+        """What the pods of an attempt of this name have their GPUs by, in the order of the GPUs; none: by the device plugin."""
+        return []
 
 
 def refusal(message: str, advice: str) -> Issue:

@@ -30,7 +30,7 @@ from harness.backends.local import LocalBackend, LocalDeployment
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
-from harness.sharing.mps import CONTROL
+from harness.sharing.modes import CONTROL
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.benchmarks.loop_efficiency import Bare, environment_for
 from tests.support.fake_metrics import RowList

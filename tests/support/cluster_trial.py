@@ -9,7 +9,6 @@ import signal
 import sys
 from pathlib import Path
 
-from harness.backends.base import unheard
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.deployment import RecordingMaker
 from harness.campaign.events import Event, RowsRecorded
@@ -17,6 +16,7 @@ from harness.campaign.folder import open_folder
 from harness.campaign.runner import CampaignRunner
 from harness.metrics.recorder import Recorder
 from harness.metrics.row_builder import ReplicaTarget
+from harness.sharing.mode import unheard
 from harness.spec import KubernetesSpec
 from tests.support.cluster_driver import own_address
 from tests.support.fake_metrics import FakeGpus

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.backends.kubernetes.claims import UNPREPARED
 from harness.errors import ClusterError
+from harness.sharing.dra import UNPREPARED
 
 GROUP = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.nvidia.com"

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.backends.base import RecordingRequest, ReplicaDeath, Send
 from harness.errors import BackendError, HarnessError, Issue
 from harness.metrics.recorder import Recorder, Sources
 from harness.metrics.row_builder import ReplicaTarget
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
+from harness.sharing.mode import Notify, unheard
 from harness.spec import ExperimentSpec
 from tests.support.fake_metrics import fake_sources, sample
 

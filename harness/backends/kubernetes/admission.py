@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 from harness.backends.kubernetes.api import TRANSIENT, Api
 from harness.backends.kubernetes.objects import PodGroup, pods_path
-from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
 from harness.errors import ClusterError, Issue, IssueLevel
+from harness.sharing.mode import Object
+from harness.sharing.node import CAMPAIGN_LABEL
 from harness.spec import KubernetesSpec
 from harness.spec.resources import amount, in_words
 
-Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]
 OF_BYTES = ("memory", "ephemeral-storage")
 COMPUTE = ("cpu", *OF_BYTES)

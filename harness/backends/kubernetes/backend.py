@@ -9,17 +9,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Notify, ReplicaDeath, Send, unheard
-from harness.backends.kubernetes import files, monitoring, objects, preflight, probe, switching
+from harness.backends.base import ReplicaDeath, Send
+from harness.backends.kubernetes import files, monitoring, objects, preflight, probe
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import LoadPods
 from harness.backends.kubernetes.objects import PodGroup
-from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
 from harness.backends.kubernetes.replica_check import only_node_is_shared
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
+from harness.sharing.cluster import cluster_sharing
+from harness.sharing.mode import Notify, unheard
+from harness.sharing.node import CAMPAIGN_LABEL
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SWEPT_GONE_S = 60.0
@@ -57,7 +59,7 @@ class KubernetesBackend:
         self._record = record
         self._given = files.any_named(workloads)
         self._made: KubernetesApi | None = None
-        self._mode = switching.ModeSwitch(spec, campaign_id, self._clock)
+        self._sharing = cluster_sharing(spec, campaign_id, self._clock)
 
     @property
     def api(self) -> KubernetesApi:
@@ -147,7 +149,7 @@ class KubernetesBackend:
             return ()
         return [
             *monitoring.restore_grafana(self._made, self._spec),
-            *switching.restore(self._made, self._spec, self._campaign_id),
+            *self._sharing.restore(self._made),
         ]
 
     def deploy(
@@ -181,7 +183,7 @@ class KubernetesBackend:
             return
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
-        self._mode.to(experiment, api, abort, notice)
+        self._sharing.switch(api, experiment, abort, notice)
 
     def _measured(self, experiment: ExperimentSpec, folder: Path) -> PodGroup:
         return objects.measured_pods(experiment, folder, self._spec, self._campaign_id)

@@ -10,17 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, unheard
-from harness.backends.kubernetes import (
-    claims,
-    collect,
-    monitoring,
-    nodes,
-    objects,
-    pods,
-    replica_check,
-)
-from harness.backends.kubernetes.api import KubernetesApi, Object, OwnedObject
+from harness.backends.base import RecordingRequest, ReplicaDeath
+from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods, replica_check
+from harness.backends.kubernetes.api import KubernetesApi, OwnedObject
 from harness.backends.kubernetes.collect import LogTail
 from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pod_monitor import PodMonitor, QueueWait
@@ -32,7 +24,10 @@ from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.rows import Recording
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
-from harness.sharing import device_plugin
+from harness.sharing.cluster import cluster_sharing
+from harness.sharing.dra import Preparing
+from harness.sharing.mode import Notify, Object, PodSharing, unheard
+from harness.sharing.node import NODES, ended, name
 from harness.spec import KubernetesSpec
 from harness.spec.experiment import TRACE_S
 
@@ -95,7 +90,7 @@ class KubernetesDeployment:
         self._monitor: PodMonitor | None = None
         self._tail: LogTail | None = None
         self._made, self._made_s = False, math.inf
-        self._preparing = claims.Preparing(notice)
+        self._preparing = Preparing(notice)
         self._queue = QueueWait(api, self._spec, self._experiment.timing.ready_timeout_s, notice)
         self._stopped = False
         self.replicas: list[PodReplica] = []
@@ -254,26 +249,26 @@ class KubernetesDeployment:
                 f"The API server at {self._api.url} has not answered for {away_s:.0f} s, while replicas were starting.",
                 advice="Is the cluster running? Raise `kubernetes.outage_s` where it may be away for longer.",
             )
-        owners = {pods.name(one): one for one in self._owners.objects}
+        owners = {name(one): one for one in self._owners.objects}
         return pods.together([self._look_at(made, owners) for made in self.workload.owners])
 
     def _look_at(self, made: OwnedObject, owners: Mapping[str, Object]) -> pods.Progress:
-        kind, name = self.workload.kind, pods.name(made.body)
-        if name not in owners:
-            return pods.Progress(False, waiting=f"the {kind} {name} is not there")
+        kind, owner = self.workload.kind, name(made.body)
+        if owner not in owners:
+            return pods.Progress(False, waiting=f"the {kind} {owner} is not there")
         its = [pod for pod in self._pods.objects if pods.gpu_of(pod) == pods.gpu_of(made.body)]
-        return pods.rollout({"kind": kind, **owners[name]}, its, objects.count_of(made.body))
+        return pods.rollout({"kind": kind, **owners[owner]}, its, objects.count_of(made.body))
 
     def _died(self, ended: pods.Ended) -> ReplicaDiedError:
         found = pods.in_order(self._pods.objects)
         index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
         container, of_server = ended.end.container, ended.end.container == pods.SERVER
         previous = pods.restarts(ended.pod, container) > 0
-        lines = collect.last_lines(self._api, pods.name(ended.pod), container=container, previous=previous)
+        lines = collect.last_lines(self._api, name(ended.pod), container=container, previous=previous)
         code = ended.end.exit_code
         death = ReplicaDeath(index, self._clock.now_s(), code, lines, ended.end.reason, self._neighbour, of_server)
         advice = START_ADVICE.get(code or 0, "Run the workload by itself to see why: python -m harness.replica")
-        message = f"{death} (while starting; pod {pods.name(ended.pod)})."
+        message = f"{death} (while starting; pod {name(ended.pod)})."
         return ReplicaDiedError(message, advice=SERVER_ADVICE if of_server else advice, code=death.code)
 
     def _last_event(self) -> str:
@@ -288,7 +283,7 @@ class KubernetesDeployment:
             found = self._api.list(path, fields="type=Warning,involvedObject.kind=Pod")
         except BackendError:
             return []  # not allowed, or the server is gone: it would have been a help, no more
-        names = {pods.name(pod) for pod in self._pods.objects}
+        names = {name(pod) for pod in self._pods.objects}
         return [event for event in found if event["involvedObject"].get("name") in names]
 
     def _learn(self, api: KubernetesApi) -> None:
@@ -298,10 +293,12 @@ class KubernetesDeployment:
         with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: collect.status(api, replica), replicas))
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
-        shared = self._read_sharing(api, found, statuses)
+        how = [PodSharing()] * len(found)
+        if self._spec.gpus_per_replica:
+            how = cluster_sharing(self._spec).observe(api, self._experiment, self._nodes, found, statuses)
         self.replicas = [
-            replica.on_gpu(str(status.get("device_uuid") or ""), *how)
-            for replica, status, how in zip(replicas, statuses, shared, strict=True)
+            replica.on_gpu(str(status.get("device_uuid") or ""), *shared)
+            for replica, status, shared in zip(replicas, statuses, how, strict=True)
         ]
         self._statuses = [
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
@@ -318,32 +315,9 @@ class KubernetesDeployment:
         except ClusterError:
             return before  # it has ended, or cannot be reached: what it said last is what is known
 
-    def _read_sharing(
-        self, api: KubernetesApi, found: Sequence[Object], statuses: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[str, int | None, str]]:
-        """Of each pod, how its GPU is seen to be shared, as how many slices or by which claim. Raises BackendError where a claim shows another."""
-        if not self._spec.gpus_per_replica:
-            return [("", None, "")] * len(found)
-        if self._spec.by_claims:
-            seen = claims.observe(api, self._spec, self._experiment, found, statuses)
-            return [(self._experiment.cell.mode, None, claim) for claim in seen]
-        try:
-            around = api.list("/api/v1/pods")
-        except ClusterError:
-            around = []  # the labels of the nodes alone have to tell
-        by_node = {
-            pods.name(node): (
-                device_plugin.shown(node, around, self._spec),
-                device_plugin.slices_per_gpu(node, around, self._spec),
-                "",
-            )
-            for node in self._nodes
-        }
-        return [by_node.get(str(pod["spec"].get("nodeName")), ("", None, "")) for pod in found]
-
     def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
         try:
-            found = [api.find(f"/api/v1/nodes/{name}") for name in dict.fromkeys(names)]
+            found = [api.find(f"{NODES}/{place}") for place in dict.fromkeys(names)]
         except ClusterError:
             return []  # an account that may not read nodes measures all the same; the manifest says "unknown"
         return [node for node in found if node is not None]
@@ -358,10 +332,10 @@ class KubernetesDeployment:
                 unanswered = self._finish(alive)
                 self._refresh()  # what failed until the very end
             restarted = {
-                (pods.name(pod), name)
+                (name(pod), container)
                 for pod in self._pods.objects
-                for name in (pods.CONTAINER, pods.SERVER)
-                if pods.restarts(pod, name)
+                for container in (pods.CONTAINER, pods.SERVER)
+                if pods.restarts(pod, container)
             }
             self._save_logs({one.index: over[one.pod] for one in self.replicas if one.pod in over})
             return [*unanswered, *collect.results(self._api, alive, self._folder, self.workload.routes, restarted)]
@@ -370,14 +344,14 @@ class KubernetesDeployment:
 
     def over(self) -> dict[str, Object]:
         """By name, the pods that answer nothing any more."""
-        return {pods.name(pod): pod for pod in self._pods.objects if pods.is_over(pod)}
+        return {name(pod): pod for pod in self._pods.objects if ended(pod)}
 
     def _save_logs(self, of: Mapping[int, Object]) -> None:
         """Of pods that answer nothing else, by replica."""
         for index, pod in of.items():
             for container in [one["name"] for one in pod["spec"]["containers"]]:
                 again = pods.restarts(pod, container) > 0
-                collect.keep_log(self._api, pods.name(pod), self._folder, index, container, restarted=again)
+                collect.keep_log(self._api, name(pod), self._folder, index, container, restarted=again)
 
     def _finish(self, replicas: Sequence[PodReplica]) -> list[str]:
         """Wait until what was asked of servers is answered or given up; a sentence for each that was asked on."""
@@ -419,10 +393,8 @@ class KubernetesDeployment:
         took_s = self._clock.now_s() - begun_s
         for pod in self._pods.objects:
             where = pod["spec"].get("nodeName") or "no node"
-            sentences.append(
-                f"pod {pods.name(pod)} on {where} did not end within {took_s:.0f} s and was removed by force."
-            )
-            self._api.delete(f"{objects.pods_path(self._spec.namespace)}/{pods.name(pod)}", grace_s=0)
+            sentences.append(f"pod {name(pod)} on {where} did not end within {took_s:.0f} s and was removed by force.")
+            self._api.delete(f"{objects.pods_path(self._spec.namespace)}/{name(pod)}", grace_s=0)
         if not self._gone_within(FORCED_GONE_S):
             sentences.append(f"the {self.workload.kind} {self.workload.name} is still there.")
         return sentences

@@ -10,21 +10,33 @@ from typing import Any
 
 from harness.backends.base import IMAGE
 from harness.backends.kubernetes.admission import COMPUTE, OF_BYTES, Amounts, PlannedPods, pod_resources
-from harness.backends.kubernetes.pods import condition, own
 from harness.errors import Issue, IssueLevel, counted
 from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.sharing.mode import Object
+from harness.sharing.node import (
+    GPU_COUNT_LABEL,
+    HOLDERS_ADVICE,
+    condition,
+    condition_in_words,
+    ended,
+    full_name,
+    labels,
+    name,
+    offered,
+    own,
+    resources,
+    selected,
+    takes,
+    unusable,
+)
 from harness.spec import KubernetesSpec, PullPolicy
 from harness.spec.resources import amount, in_words
 
-Object = Mapping[str, Any]
-
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
-GPU_COUNT_LABEL = "nvidia.com/gpu.count"
 CLUSTERS_TAINTS = "node.kubernetes.io/"
 """The cluster itself sets and removes these, with the node's conditions."""
 LISTED_IMAGES = 50
 """A node's status names this many of its images, the largest; with fewer, what is not named is not there."""
-HOLDERS_ADVICE = "End them: whatever they do on the GPU is measured, too."
 DEVICES_ADVICE = (
     "Replicas are spread over whatever is there: narrow `kubernetes.node_selector`, or expect what there is."
 )
@@ -33,7 +45,6 @@ _FAILED_GPU_ADVICE = (
     "reset that GPU, or reboot the node, before anything is measured."
 )
 _ROOM_ADVICE = "Reserve less, use fewer replicas, or nodes that have more: `kubernetes.node_selector`."
-_ENDED = frozenset({"Succeeded", "Failed"})
 _NAMED = 5
 """How many of a kind a sentence names."""
 _PodKind = tuple[tuple[str, Decimal], ...]
@@ -63,11 +74,11 @@ def rooms(nodes: Sequence[Object], pods: Sequence[Object], campaign_id: str) -> 
     held: dict[str, dict[str, Amounts]] = defaultdict(dict)
     for pod in pods:
         if not ended(pod) and not own(pod, campaign_id):
-            held[pod["spec"].get("nodeName") or ""][_full_name(pod)] = pod_resources(pod["spec"]).requests
+            held[pod["spec"].get("nodeName") or ""][full_name(pod)] = pod_resources(pod["spec"]).requests
     return [
         NodeRoom(
             name(node),
-            {key: value for key, text in _allocatable(node).items() if (value := amount(text)) is not None},
+            {key: value for key, text in resources(node).items() if (value := amount(text)) is not None},
             held[name(node)],
         )
         for node in nodes
@@ -94,7 +105,7 @@ def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue
             yield Issue(severity, "nodes", f"node {name(node)} takes no replica: {why}.", advice)
     for node in usable:
         for kind in pressures(node):
-            message = f"node {name(node)} is under {_in_words(condition(dict(node), kind))}."
+            message = f"node {name(node)} is under {condition_in_words(condition(node, kind))}."
             advice = "Free what it lacks first: replicas would be evicted in mid-experiment."
             yield Issue(IssueLevel.ERROR, "pressure", message, advice)
 
@@ -256,47 +267,8 @@ def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> It
 
 
 def _lacks(node: Object, image: str) -> bool:
-    images = _status(node).get("images") or []
+    images = (node.get("status") or {}).get("images") or []
     return len(images) < LISTED_IMAGES and not any(image in (entry.get("names") or []) for entry in images)
-
-
-def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]:
-    """The pods on a node, ``namespace/pod``, that hold any of its GPUs and are not of this campaign."""
-    return [
-        _full_name(pod)
-        for pod in pods
-        if pod["spec"].get("nodeName") == name(node)
-        and not ended(pod)
-        and not own(pod, campaign_id)
-        and any(
-            resource.startswith("nvidia.com/")
-            for kind in ("containers", "initContainers")
-            for container in pod["spec"].get(kind) or []
-            for resource in (container.get("resources") or {}).get("limits") or {}
-        )
-    ]
-
-
-def unusable(node: Object, spec: KubernetesSpec) -> str:
-    """Why the scheduler would place no replica on a node, in the node's own words; empty when it would."""
-    ready = condition(dict(node), "Ready")
-    if ready.get("status") != "True":
-        return f"it is not ready ({_in_words(ready)})" if ready else "it has never been ready"
-    if node["spec"].get("unschedulable"):
-        return "it is cordoned (kubectl uncordon lets pods on it again)"
-    for taint in node["spec"].get("taints") or []:
-        if taint.get("effect") in {"NoSchedule", "NoExecute"} and not _tolerated(taint, spec):
-            return f"it has the taint {taint['key']}={taint.get('value', '')}:{taint['effect']}"
-    return ""
-
-
-def _tolerated(taint: Object, spec: KubernetesSpec) -> bool:
-    return any(
-        (term.key is None or term.key == taint["key"])
-        and (term.operator == "Exists" or (term.value or "") == (taint.get("value") or ""))
-        and term.effect in {None, taint["effect"]}
-        for term in spec.tolerations
-    )
 
 
 def lost(nodes: Sequence[Object], spec: KubernetesSpec) -> bool:
@@ -306,39 +278,24 @@ def lost(nodes: Sequence[Object], spec: KubernetesSpec) -> bool:
         return True
     if not spec.gpus_per_replica or spec.by_claims:
         return False
-    idle = [node for node in wanted if not offered(_allocatable(node), spec)]
+    idle = [node for node in wanted if not offered(node, spec)]
     # A kubelet that has started anew says 0 of a resource until the device plugin is back.
-    restarted = any(spec.gpu_resource in (_status(node).get("capacity") or {}) for node in idle)
+    restarted = any(spec.gpu_resource in resources(node, "capacity") for node in idle)
     return len(idle) == len(wanted) or restarted or any(withdrawn(node, spec.gpu_resource) for node in wanted)
 
 
 def _is_away(node: Object) -> bool:
     taints = [taint["key"] for taint in node["spec"].get("taints") or [] if taint.get("effect") != "PreferNoSchedule"]
     return (
-        condition(dict(node), "Ready").get("status") != "True"
+        condition(node, "Ready").get("status") != "True"
         or bool(node["spec"].get("unschedulable"))
         or any(key.startswith(CLUSTERS_TAINTS) for key in taints)
     )
 
 
-def selected(node: Object, spec: KubernetesSpec) -> bool:
-    """Whether the campaign's selector and affinity take a node."""
-    return spec.takes(dict(labels(node)))
-
-
-def takes(node: Object, spec: KubernetesSpec) -> bool:
-    """Whether the scheduler would place a replica on a node."""
-    return selected(node, spec) and not unusable(node, spec)
-
-
-def offered(resources: Object, spec: KubernetesSpec) -> int:
-    """How many of the campaign's GPU resource are among some resources of a node."""
-    return int(resources.get(spec.gpu_resource, 0))
-
-
 def withdrawn(node: Object, resource: str) -> str:
     """How much less of an extended resource a node lends than it has; empty when it lends all."""
-    has, lends = (int((_status(node).get(kind) or {}).get(resource, 0)) for kind in ("capacity", "allocatable"))
+    has, lends = (int(resources(node, kind).get(resource, 0)) for kind in ("capacity", "allocatable"))
     if lends >= has:
         return ""
     return (
@@ -349,7 +306,7 @@ def withdrawn(node: Object, resource: str) -> str:
 
 def not_ready(node: Object) -> str:
     """Why the node is not ready, in its own words; empty when it is."""
-    ready = condition(dict(node), "Ready")
+    ready = condition(node, "Ready")
     if ready.get("status") == "True":
         return ""
     words = f"{ready.get('reason') or 'no condition Ready'}: {ready.get('message') or 'nobody says why'}"
@@ -358,47 +315,13 @@ def not_ready(node: Object) -> str:
 
 def silent(node: Object) -> bool:
     """Whether it is called not ready because its kubelet has not reported, and not by its kubelet."""
-    return condition(dict(node), "Ready").get("status") == "Unknown"
+    return condition(node, "Ready").get("status") == "Unknown"
 
 
 def pressures(node: Object) -> dict[str, str]:
     """The pressures that the node is under: kind and its own message."""
-    found = {kind: condition(dict(node), kind) for kind in PRESSURES}
+    found = {kind: condition(node, kind) for kind in PRESSURES}
     return {kind: str(entry.get("message") or "") for kind, entry in found.items() if entry.get("status") == "True"}
-
-
-def ended(pod: Object) -> bool:
-    """Whether it holds nothing any more."""
-    return _status(pod).get("phase") in _ENDED
-
-
-def name(item: Object) -> str:
-    """Name of an object."""
-    return str(item["metadata"]["name"])
-
-
-def labels(item: Object) -> Mapping[str, str]:
-    """Labels of an object."""
-    return item["metadata"].get("labels") or {}
-
-
-def _full_name(pod: Object) -> str:
-    return f"{pod['metadata']['namespace']}/{name(pod)}"
-
-
-def _status(item: Object) -> Mapping[str, Any]:
-    return item.get("status") or {}
-
-
-def _allocatable(node: Object) -> Mapping[str, Any]:
-    return _status(node).get("allocatable") or {}
-
-
-def _in_words(found: Object) -> str:
-    """A condition's kind, reason and message."""
-    message = " ".join(str(found.get("message") or "").split()).rstrip(".")
-    words = ": ".join(part for part in (str(found.get("reason") or ""), message) if part)
-    return f"{found.get('type')}, {words}" if words else str(found.get("type"))
 
 
 def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
@@ -419,10 +342,10 @@ def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Hos
     """What the nodes say of themselves, and where they may not be read, what the replicas see of them."""
     seen = {str(status.get("node") or "unknown"): status.get("host") or {} for status in statuses} or {"unknown": {}}
     first: Mapping[str, Any] = next(iter(seen.values()))
-    info: Mapping[str, Any] = _status(nodes[0]).get("nodeInfo") or {} if nodes else {}
+    info: Mapping[str, Any] = resources(nodes[0], "nodeInfo") if nodes else {}
 
     def total(resource: str, fact: str) -> int | None:
-        told = [amount((_status(node).get("capacity") or {}).get(resource)) for node in nodes]
+        told = [amount(resources(node, "capacity").get(resource)) for node in nodes]
         values = told if nodes else [host.get(fact) for host in seen.values()]
         known = [int(value) for value in values if value is not None]
         return sum(known) if known and len(known) == len(values) else None

@@ -14,12 +14,15 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.backends.kubernetes import claims, files, pods
+from harness.backends.kubernetes import files, pods
 from harness.backends.kubernetes.api import Object, OwnedObject
-from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, EXPERIMENT_LABEL
+from harness.backends.kubernetes.pods import EXPERIMENT_LABEL
 from harness.data import data_path
 from harness.results.layout import neighbour_folder
+from harness.sharing.cluster import cluster_sharing
+from harness.sharing.dra import reference
 from harness.sharing.modes import mode_of
+from harness.sharing.node import CAMPAIGN_LABEL
 from harness.spec import (
     ExperimentSpec,
     KubernetesSpec,
@@ -106,7 +109,7 @@ def collections(spec: KubernetesSpec, *, given: bool = False) -> dict[str, str]:
     return {
         "Deployment": f"/apis/apps/v1/namespaces/{spec.namespace}/deployments",
         "Job": f"/apis/batch/v1/namespaces/{spec.namespace}/jobs",
-        **(claims.collections(spec.namespace) if spec.by_claims else {}),
+        **cluster_sharing(spec).collections(),
         **({"ConfigMap": files.collection(spec.namespace)} if given else {}),
     }
 
@@ -155,23 +158,23 @@ def workload(
         **({NEIGHBOUR_LABEL: measured.name} if measured else {}),
     }
     kind = "Job" if spec.kind is WorkloadKind.JOB else "Deployment"
-    collection = collections(spec)[kind]
+    collection_of = collections(spec)
+    collection = collection_of[kind]
     server = experiment.workload.server
     given = files.carried(server, spec, name, labels) if server else ()
-    named: tuple[str, ...] = ()
-    if spec.by_claims and spec.gpus_per_replica:
-        named = measured.claims if measured else claims.names(experiment, name)
+    claims = [] if measured else cluster_sharing(spec).claims(experiment, name, labels)
+    named = measured.claims if measured else tuple(str(body["metadata"]["name"]) for body in claims)
     owners = []
     for gpu, count in _dealt(position, experiment.replicas, len(named)).items():
         several = len(named) > 1
         own, marked = (f"{name}-gpu{gpu}", labels | {pods.GPU_LABEL: str(gpu)}) if several else (name, labels)
         values = _values(experiment, spec, own, marked) | {"given": files.sources(given), "given_dir": files.FOLDER}
         values |= {"replicas": count, "numbered": not several}
-        values["claim"] = claims.reference(experiment, named[gpu]) if named else None
+        values["claim"] = reference(experiment, named[gpu]) if named else None
         values["resources"] = _resources(spec, server, values["claim"])
         body = yaml.load(_template().render(values), SAFE_LOADER)  # noqa: S506 - it is safe
         owners.append(OwnedObject(f"{collection}/{own}", body))
-    made = [] if measured else [claims.claim(experiment, spec, one, labels) for one in named]
+    made = [OwnedObject(f"{collection_of[body['kind']]}/{body['metadata']['name']}", body) for body in claims]
     routes, beside = _routes(experiment.workload), (*made, *given)
     return Workload(kind, name, collection, labels, tuple(owners), routes, beside, named)
 

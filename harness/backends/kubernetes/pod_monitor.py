@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.backends.base import Notify, ReplicaDeath
+from harness.backends.base import ReplicaDeath
 from harness.backends.kubernetes import collect, nodes, pods
 from harness.backends.kubernetes.api import KubernetesApi, Object, selectors
 from harness.backends.kubernetes.pods import SERVER, End, PodReplica
@@ -16,6 +16,8 @@ from harness.backends.kubernetes.rights import KUEUE, KUEUE_VERSIONS
 from harness.backends.kubernetes.watch import Watcher
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
+from harness.sharing.mode import Notify
+from harness.sharing.node import condition
 from harness.spec import KubernetesSpec
 
 KILLED = 137
@@ -65,7 +67,7 @@ class QueueWait:
                 return ""  # it would have been a help, no more
             for queued in (listed or {}).get("items") or []:
                 for kind in ("QuotaReserved", "Admitted"):
-                    found = pods.condition(queued, kind)
+                    found = condition(queued, kind)
                     if found.get("status") == "False":
                         return " ".join(str(found.get("message") or found.get("reason") or "").split()).rstrip(".")
             if listed is not None:

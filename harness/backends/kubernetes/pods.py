@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-Object = dict[str, Any]
+from harness.sharing.mode import Object
+from harness.sharing.node import condition, name
 
 CONTAINER, SERVER = "replica", "server"
 """Names of the containers: the replica's, and that of the user's own server, where it asks one."""
@@ -17,7 +18,6 @@ LAYER = "layer"
 """The init container that copies the library of a layer."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
-CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 GPU_LABEL = "gpu-sharing-harness/gpu"
 """Number of a GPU that is shared by a claim, where there are several, on its pods and their owner."""
@@ -136,25 +136,9 @@ class End:
     container: str = CONTAINER
 
 
-def name(pod: Object) -> str:
-    """Name of the pod."""
-    return str(pod["metadata"]["name"])
-
-
-def own(item: Mapping[str, Any], campaign_id: str) -> bool:
-    """Whether an object is this campaign's."""
-    return bool(campaign_id) and (item["metadata"].get("labels") or {}).get(CAMPAIGN_LABEL) == campaign_id
-
-
 def is_ready(pod: Object) -> bool:
     """Whether it serves, and nobody is ending it."""
     return condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
-
-
-def condition(one: Object, kind: str) -> Mapping[str, Any]:
-    """A condition of an object; empty when it has none of that kind."""
-    found = (one.get("status") or {}).get("conditions") or []
-    return next((entry for entry in found if entry.get("type") == kind), {})
 
 
 def container_status(pod: Object, container: str = CONTAINER) -> Mapping[str, Any]:
@@ -189,11 +173,6 @@ def unhealthy_devices(pod: Object) -> list[str]:
         for device in resource.get("resources") or []
         if device.get("health") == "Unhealthy"
     ]
-
-
-def is_over(pod: Object) -> bool:
-    """Whether nothing of it runs, nor will again: what it was asked for would not be answered, but its log is there."""
-    return (pod.get("status") or {}).get("phase") in {"Failed", "Succeeded"}
 
 
 def in_order(found: Sequence[Object]) -> list[Object]:

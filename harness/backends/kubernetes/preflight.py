@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.kubernetes import admission, claims, files, monitoring, nodes, objects, probe
-from harness.backends.kubernetes import switching as switch
+from harness.backends.kubernetes import admission, files, monitoring, nodes, objects, probe
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, Api
-from harness.backends.kubernetes.nodes import Object
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
 from harness.backends.layer_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, Issue, IssueLevel, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.sharing import device_plugin
+from harness.sharing.cluster import cluster_sharing
+from harness.sharing.dra import check_lent_twice
+from harness.sharing.mode import Object
+from harness.sharing.node import NODES, PODS, name, selected, takes, unusable
 from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec, ScenarioKind, WorkloadKind
 
 API_SKEW_S = 3.0
@@ -36,7 +37,7 @@ def check(
 ) -> list[Issue]:
     """What would keep these experiments from running, or from meaning something."""
     try:
-        every_node = api.list("/api/v1/nodes")
+        every_node = api.list(NODES)
     except ClusterError as error:
         # An expired token may be renewed in the kubeconfig, which is read anew each time.
         if error.status is None or error.status in {*TRANSIENT, 401}:
@@ -64,7 +65,7 @@ def check(
     except (ClusterError, PrometheusError) as error:
         return [*dict.fromkeys(findings), Issue(IssueLevel.ERROR, "prometheus", error.message, error.advice)]
     with server:
-        names = [nodes.name(node) for node in every_node or [] if nodes.takes(node, spec)]
+        names = [name(node) for node in every_node or [] if takes(node, spec)]
         findings += probe.check_prometheus(server, spec, experiments, time.time, nodes=names)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
     return list(dict.fromkeys(findings))
@@ -102,12 +103,12 @@ def _check_nodes(
     campaign_id: str,
 ) -> Iterator[Issue]:
     """Whether the nodes are fit, have what the pods need, and their images."""
-    usable = [node for node in every_node if not nodes.unusable(node, spec)]
+    usable = [node for node in every_node if not unusable(node, spec)]
     findings = list(nodes.check_nodes(every_node, spec))
-    if any(nodes.selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
+    if any(selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
         findings += _tried("gpus", lambda: check_gpus(api, every_node, usable, spec, experiments, campaign_id))
         if any(map(nodes.reserve_compute, planned)):
-            room = lambda: nodes.check_room(usable, api.list("/api/v1/pods"), planned, campaign_id)  # noqa: E731
+            room = lambda: nodes.check_room(usable, api.list(PODS), planned, campaign_id)  # noqa: E731
             findings += _tried("room", room)
     lost = nodes.lost(every_node, spec)
     for finding in findings:
@@ -127,26 +128,13 @@ def check_gpus(
     campaign_id: str,
 ) -> list[Issue]:
     """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""
-    if spec.by_claims:
-        return [
-            *claims.check_claims(api, usable, spec, experiments, campaign_id),
-            *nodes.check_devices(every_node, spec),
-        ]
-    pods = api.list("/api/v1/pods")
-    twice = _tried("claims", lambda: claims.check_lent_twice(api, usable, spec))
-    if spec.device_plugin_configs is not None:
-        return [
-            *twice,
-            *switch.check_cluster(api, every_node, pods, spec, experiments, campaign_id),
-            *nodes.check_devices(every_node, spec),
-        ]
+    sharing = cluster_sharing(spec, campaign_id)
+    findings = [] if spec.by_claims else _tried("claims", lambda: check_lent_twice(api, usable, spec))
+    findings += sharing.check(api, usable, experiments)
+    if not sharing.fixed_slices:
+        return [*findings, *nodes.check_devices(every_node, spec)]
     replicas = max((experiment.cell.processes for experiment in experiments), default=1)
-    wanted = [node for node in usable if nodes.selected(node, spec)]
-    return [
-        *twice,
-        *device_plugin.check_sharing(wanted, pods, spec, experiments),
-        *nodes.check_gpus(every_node, pods, spec, replicas, campaign_id),
-    ]
+    return [*findings, *nodes.check_gpus(every_node, api.list(PODS), spec, replicas, campaign_id)]
 
 
 def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:

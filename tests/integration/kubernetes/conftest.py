@@ -16,7 +16,7 @@ import yaml
 from harness.backends.kubernetes import rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.switching import SWITCHED
+from harness.sharing.cluster import SWITCHED
 from harness.spec import KubernetesSpec
 from tests.integration.cluster.api_server import CONTROLLED, MISSING, ROOT, WHY_NOT, Cluster, api_server, controllers
 from tests.support.cluster_driver import CONFIG_LABEL, GPU, ClusterDriver

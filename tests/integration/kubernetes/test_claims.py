@@ -9,14 +9,15 @@ import pytest
 from harness.analysis.campaign import analyse
 from harness.analysis.report import report_of
 from harness.analysis.summary import table
-from harness.backends.base import unheard
-from harness.backends.kubernetes import claims, deployment, preflight
+from harness.backends.kubernetes import deployment, preflight
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.manifest import Status, read_manifest
+from harness.sharing import dra as dra_module
+from harness.sharing.mode import unheard
 from harness.spec import ConditionSpec, MpsLimits, Sharing, SharingBy, WorkloadKind
 from tests.support.cluster_trial import Switching
 from tests.support.dra_driver import CLASSES, GROUP, DraDriver
@@ -223,7 +224,7 @@ def test_why_a_claim_is_not_prepared_is_told_at_once_and_the_deployment_goes_on_
     spec, dra, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
-    monkeypatch.setattr(claims, "UNPREPARED_S", DRAINED_S)
+    monkeypatch.setattr(dra_module, "UNPREPARED_S", DRAINED_S)
     dra.hindered = NO_DRIVER
     told = []
 
@@ -237,7 +238,7 @@ def test_why_a_claim_is_not_prepared_is_told_at_once_and_the_deployment_goes_on_
 
 def test_a_claim_that_stays_unprepared_ends_the_wait_early_with_the_drivers_words(spec, dra, tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
-    monkeypatch.setattr(claims, "UNPREPARED_S", 0.5)
+    monkeypatch.setattr(dra_module, "UNPREPARED_S", 0.5)
     dra.hindered = NO_DRIVER
     with pytest.raises(BackendError, match=rf"The claim has not been prepared for \d+ s: {NO_DRIVER}"):
         start(spec, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
@@ -245,7 +246,7 @@ def test_a_claim_that_stays_unprepared_ends_the_wait_early_with_the_drivers_word
 
 def test_the_daemon_of_mps_may_take_as_long_as_replicas_may(spec, dra, tmp_path, monkeypatch):
     monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
-    monkeypatch.setattr(claims, "UNPREPARED_S", 0.0)
+    monkeypatch.setattr(dra_module, "UNPREPARED_S", 0.0)
     dra.hindered = "prepare devices failed: error applying config: MPS control daemon is not yet ready: control daemon not yet ready"
     threading.Timer(2.0, setattr, (dra, "hindered", "")).start()
     start(spec, tmp_path, sharing=Sharing.MPS, replicas=1).stop(timeout_s=DRAINED_S)

@@ -8,13 +8,13 @@ import time
 import pytest
 import yaml
 
-from harness.backends.kubernetes.switching import SWITCHED
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.results import layout
 from harness.results.manifest import Status, read_manifest
 from harness.results.requests import read
+from harness.sharing.cluster import SWITCHED
 from harness.spec import Sharing
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.backends.kubernetes import claims
 from harness.errors import BackendError
+from harness.sharing.dra import DRIVER, Dra
 from harness.spec import KubernetesSpec, Sharing
 from tests.support.experiments import experiment
 
@@ -25,7 +25,7 @@ class Api:
             {
                 "metadata": {"name": claim},
                 "status": {
-                    "allocation": {"devices": {"results": [{"driver": claims.DRIVER, "pool": "n1", "device": device}]}},
+                    "allocation": {"devices": {"results": [{"driver": DRIVER, "pool": "n1", "device": device}]}},
                     "reservedFor": [{"uid": name} for name, named in pods.items() if named == claim],
                 },
             }
@@ -39,7 +39,7 @@ class Api:
 def observed(given, pods, **changes):
     api = Api(given, pods)
     asked = experiment(sharing=Sharing.TIME_SLICING, replicas=len(pods), **changes)
-    return claims.observe(api, SPEC, asked, api.pods, [{}] * len(pods))
+    return [pod.claim for pod in Dra(SPEC).observe(api, asked, [], api.pods, [{}] * len(pods))]
 
 
 def test_replicas_of_two_claims_are_on_two_gpus():

@@ -5,13 +5,15 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes import claims, files, monitoring, preflight
+from harness.backends.kubernetes import files, monitoring, preflight
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes, takes
+from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes
 from harness.backends.kubernetes.probe import seconds
 from harness.backends.kubernetes.rights import REVIEWS
 from harness.campaign.plan import expand
 from harness.errors import ClusterError, IssueLevel, PrometheusError, PrometheusUnavailableError
+from harness.sharing import dra
+from harness.sharing.node import takes
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_cluster import FakeCluster
@@ -547,7 +549,7 @@ def test_durations(text, value):
 def test_claims_need_an_api_server_that_has_them():
     spec = SPEC.model_copy(update={"sharing_by": SharingBy.DRA})
     assert findings(Api(), spec) == {("claims", IssueLevel.ERROR): "the API server has no resource.k8s.io/v1."}
-    seen = {claims.API: {}, claims.SLICES: {"items": []}, claims.CLAIMS: {"items": []}}
+    seen = {dra.API: {}, dra.SLICES: {"items": []}, dra.CLAIMS: {"items": []}}
     assert findings(Api(seen), spec, [experiment()]) == {
         ("claims", IssueLevel.ERROR): "the ResourceSlices of gpu.nvidia.com list no GPU on n1."
     }
@@ -558,5 +560,5 @@ def test_of_a_pool_only_what_is_newest_is_there_and_of_other_drivers_nothing():
         pool = {"name": "n1", "generation": generation, "resourceSliceCount": 1}
         return {"spec": {"driver": driver, "nodeName": "n1", "pool": pool, "devices": [{"name": name}]}}
 
-    found = claims.devices([listed("gpu-0", 1), listed("gpu-1", 2), listed("nic-0", 3, "net.example")])
-    assert [device for _, device, _ in found] == [claims.ClaimedDevice("n1", "gpu-1")]
+    found = dra.devices([listed("gpu-0", 1), listed("gpu-1", 2), listed("nic-0", 3, "net.example")])
+    assert [device for _, device, _ in found] == [dra.ClaimedDevice("n1", "gpu-1")]

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from harness.backends.kubernetes import preflight, switching
+from harness.backends.kubernetes import preflight
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.backends.kubernetes.switching import ModeSwitch, restore
 from harness.errors import BackendError, IssueLevel
 from harness.sharing import device_plugin
+from harness.sharing.cluster import SWITCHED, SwitchedPlugin
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
 from tests.support.experiments import experiment, neighbour
@@ -57,11 +57,11 @@ def here(cluster, tmp_path):
     """The cluster as one campaign sees it."""
     kubeconfig = str(cluster.write_kubeconfig(tmp_path / "kubeconfig"))
     spec = KubernetesSpec(kubeconfig=kubeconfig, device_plugin_configs="gpu/plugin", switch_timeout_s=10)
-    return SimpleNamespace(spec=spec, api=KubernetesApi(spec), mode=ModeSwitch(spec, "mine", StillClock()))
+    return SimpleNamespace(spec=spec, api=KubernetesApi(spec), mode=SwitchedPlugin(spec, "mine", StillClock()))
 
 
 def switch(here, sharing, replicas=2, *, by=None, abort=None):
-    (by or here.mode).to(experiment(sharing=sharing, replicas=replicas), here.api, abort or threading.Event())
+    (by or here.mode).switch(here.api, experiment(sharing=sharing, replicas=replicas), abort or threading.Event())
 
 
 def findings(here, *experiments):
@@ -83,8 +83,8 @@ def test_each_mode_is_brought_about_and_what_was_found_is_put_back(here, plugin)
     switch(here, SLICED)
     assert plugin.applied == ["sliced-4", "whole", "mps-2", "mps-8", "sliced-8"]
 
-    assert restore(here.api, here.spec, "mine") == ["node n1 has the sharing mode again that was found."]
-    assert restore(here.api, here.spec, "mine") == []
+    assert here.mode.restore(here.api) == ["node n1 has the sharing mode again that was found."]
+    assert here.mode.restore(here.api) == []
     plugin.looks = 1
     here.api.get("/api/v1/nodes/n1")
     assert plugin.labels == found
@@ -95,11 +95,11 @@ def test_a_killed_harness_is_followed_by_one_that_knows_what_was_found(here, plu
     plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: "sliced-4"}}})
     switch(here, MPS)
 
-    switch(here, SLICED, by=ModeSwitch(here.spec, "mine", StillClock()))
-    restore(here.api, here.spec, "mine")
+    switch(here, SLICED, by=SwitchedPlugin(here.spec, "mine", StillClock()))
+    here.mode.restore(here.api)
 
     assert plugin.labels[LABEL] == "sliced-4"
-    assert switching.SWITCHED not in plugin.cluster.store.get(plugin.at)["metadata"]["annotations"]
+    assert SWITCHED not in plugin.cluster.store.get(plugin.at)["metadata"]["annotations"]
 
 
 class Killed:
@@ -120,7 +120,7 @@ class Killed:
 
     def switch(self, here):
         with contextlib.suppress(BackendError):
-            switch(here, MPS, by=ModeSwitch(here.spec, "mine", StillClock()), abort=self.buried)
+            switch(here, MPS, by=SwitchedPlugin(here.spec, "mine", StillClock()), abort=self.buried)
         self.over.set()
 
 
@@ -134,13 +134,13 @@ def test_a_harness_killed_at_any_request_of_a_switch_is_followed_by_one_that_res
         assert killed.over.wait(120)
 
         if requests % 2:  # what is left to do needs a mode, or nothing
-            switch(here, SLICED, by=ModeSwitch(here.spec, "mine", StillClock()))
-        restore(here.api, here.spec, "mine")
+            switch(here, SLICED, by=SwitchedPlugin(here.spec, "mine", StillClock()))
+        here.mode.restore(here.api)
         for _ in range(plugin.looks + 1):
             here.api.get("/api/v1/nodes/n1")
         node = cluster.store.get(plugin.at)["metadata"]
         assert node["labels"] == found, f"killed at request {requests}"
-        assert switching.SWITCHED not in (node.get("annotations") or {})
+        assert SWITCHED not in (node.get("annotations") or {})
         assert plugin.applied[-1] == "sliced-4"
         killed.buried.set()
         dying.join(120)
@@ -162,7 +162,7 @@ def test_a_mode_that_is_there_is_left_alone(here, plugin):
     assert {check: one.severity for check, one in told.items()} == {"gpus": IssueLevel.WARNING}
     assert "hold GPUs of node n1: gpu/trainer" in told["gpus"].message
     assert "annotations" not in plugin.cluster.store.get(plugin.at)["metadata"]
-    assert restore(here.api, here.spec, "mine") == []
+    assert here.mode.restore(here.api) == []
 
 
 def test_somebody_elses_pod_keeps_its_gpu(here, plugin):
@@ -200,14 +200,14 @@ def test_a_node_that_does_not_get_there_is_said_with_what_it_shows(here, plugin,
 
 def test_what_a_node_lacks_for_long_is_told_once_while_it_is_waited_for(here, plugin):
     plugin.daemon = False
-    patient = ModeSwitch(here.spec.model_copy(update={"switch_timeout_s": 60.0}), "mine", StillClock())
+    patient = SwitchedPlugin(here.spec.model_copy(update={"switch_timeout_s": 60.0}), "mine", StillClock())
     told = []
 
     def hear(sentence):
         told.append((patient.clock.now_s(), sentence))
 
     with pytest.raises(BackendError, match="not there after 60 s: no MPS control daemon is ready on node n1"):
-        patient.to(experiment(sharing=MPS, replicas=2), here.api, threading.Event(), hear)
+        patient.switch(here.api, experiment(sharing=MPS, replicas=2), threading.Event(), hear)
 
     [(at_s, sentence)] = told  # the slices came first, and were not waited for long
     assert sentence == "waits up to 60 s for the nodes to be under mps-2: no MPS control daemon is ready on node n1."
@@ -235,7 +235,7 @@ def test_a_change_by_somebody_else_in_between_is_looked_at_and_kept(here, plugin
     assert plugin.applied[-1] == "mps-2"
 
     plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: "whole"}}})
-    assert "keeps nvidia.com/device-plugin.config" in restore(here.api, here.spec, "mine")[0]
+    assert "keeps nvidia.com/device-plugin.config" in here.mode.restore(here.api)[0]
     assert plugin.labels[LABEL] == "whole"
     assert "nvidia.com/mps.capable" not in plugin.labels
 
@@ -260,7 +260,7 @@ def test_a_connection_that_is_lost_in_mid_switch_is_made_again(here, plugin, hea
             if heard:
                 note = {"by": "mine", "gpus": 1, "before": {LABEL: None}, "set": {LABEL: "mps-2"}}
                 labels = {LABEL: "mps-2", "nvidia.com/mps.capable": "true"}
-                notes = {switching.SWITCHED: json.dumps(note)}
+                notes = {SWITCHED: json.dumps(note)}
                 plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": labels, "annotations": notes}})
             raise ConnectionError
         plugin(verb, target)
@@ -269,17 +269,17 @@ def test_a_connection_that_is_lost_in_mid_switch_is_made_again(here, plugin, hea
     switch(here, MPS)
 
     assert plugin.applied[-1] == "mps-2"
-    restore(here.api, here.spec, "mine")
+    here.mode.restore(here.api)
     assert LABEL not in plugin.labels
 
 
 def test_two_campaigns_do_not_switch_one_node(here, plugin):
-    switch(here, MPS, by=ModeSwitch(here.spec, "another", StillClock()))
+    switch(here, MPS, by=SwitchedPlugin(here.spec, "another", StillClock()))
 
     with pytest.raises(BackendError, match=r"node n1 is switched by another campaign \(another\)"):
         switch(here, SLICED)
 
-    assert restore(here.api, here.spec, "mine") == []
+    assert here.mode.restore(here.api) == []
     assert plugin.applied[-1] == "mps-2"
 
 
@@ -307,7 +307,7 @@ def test_gpus_are_divided_by_the_mig_manager_and_made_whole_again(here, plugin):
     assert (plugin.labels["nvidia.com/mig.config"], plugin.applied[-1]) == ("all-1g.18gb", "divided")
     switch(here, EXCLUSIVE, replicas=1)
     assert (plugin.labels["nvidia.com/mig.config"], plugin.applied[-1]) == ("all-disabled", "whole")
-    restore(here.api, here.spec, "mine")
+    here.mode.restore(here.api)
     assert {key: plugin.labels.get(key) for key in (LABEL, "nvidia.com/mig.config")} == {
         key: found.get(key) for key in (LABEL, "nvidia.com/mig.config")
     }
@@ -364,7 +364,7 @@ def test_what_cannot_be_put_back_is_said_with_the_commands(here, plugin):
     switch(here, MPS)
     plugin.cluster.denied.add(Review("patch", "nodes"))
 
-    (told,) = restore(here.api, here.spec, "mine")
+    (told,) = here.mode.restore(here.api)
 
     assert "kubectl label --overwrite node n1 nvidia.com/device-plugin.config- nvidia.com/mps.capable-" in told
     assert "kubectl annotate node n1 gpu-sharing-harness/switched-" in told

@@ -10,7 +10,7 @@ from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.metrics.nvml import GpuFacts
-from harness.sharing.mps import Mps
+from harness.sharing.modes import Mps
 from harness.spec import CampaignSpec, KubernetesSpec
 from harness.spec.load import parse_campaign
 from harness.spec.slo import SloSpec
@@ -49,7 +49,7 @@ def mig_gpu(monkeypatch, *, instances):
     gpu = GpuFacts("GPU", 80 * 10**9, 80 * 10**9, "GPU-0", "default", bool(instances), tuple("abcdefg"[:instances]))
     monkeypatch.setattr(init_template, "gpu_facts", lambda: ([gpu], ""))
     monkeypatch.setattr(Mps, "running", lambda _self, _uuids: [])
-    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
+    monkeypatch.setattr("harness.sharing.modes.shutil.which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)

@@ -1,0 +1,349 @@
+"""The sharing of a cluster's GPUs: as it is found, by claims, or switched where NVIDIA's device plugin has its config manager.
+
+There the value of a node's label names the configuration, a key of one ConfigMap, by which the plugin lends its GPUs. What the
+labels were is written onto the node in the same request that changes them, so that whoever comes next can put them back.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from harness.clock import Clock, SystemClock
+from harness.errors import BackendError, ClusterError, Issue, IssueLevel
+from harness.sharing import device_plugin
+from harness.sharing.device_plugin import (
+    CONFIG_LABEL,
+    MIG_CONFIG_LABEL,
+    MIG_STATE_LABEL,
+    AsLent,
+    Configuration,
+)
+from harness.sharing.dra import Dra
+from harness.sharing.mode import ClusterApi, ClusterSharing, Notify, Object, unheard
+from harness.sharing.modes import mode_of
+from harness.sharing.node import (
+    GPU_COUNT_LABEL,
+    HOLDERS_ADVICE,
+    NODES,
+    PODS,
+    condition,
+    holders,
+    labels,
+    name,
+    offered,
+    resources,
+    takes,
+)
+from harness.spec import ExperimentSpec, KubernetesSpec
+
+SWITCHED = "gpu-sharing-harness/switched"
+"""On a node: by which campaign, what the labels were and what they were set to, and how many GPUs it has."""
+LOOK_S = 0.5
+STEADY_S = 2.0
+"""A node is believed when it shows the mode for this long: a plugin lends its old slices on until it is told."""
+TELL_S = 15.0
+"""What a node has lacked for so long is told: a plugin that is well takes 2 to 8 s, and 40 s into MPS."""
+CONFLICTS = 10
+_DAEMON = "mps-control-daemon"
+
+
+def cluster_sharing(spec: KubernetesSpec, campaign_id: str = "", clock: Clock | None = None) -> ClusterSharing:
+    """How this cluster's GPUs come to be shared."""
+    if spec.by_claims:
+        return Dra(spec, campaign_id)
+    if spec.device_plugin_configs is None:
+        return AsLent(spec, campaign_id)
+    return SwitchedPlugin(spec, campaign_id, clock or SystemClock())
+
+
+@dataclass(slots=True)
+class SwitchedPlugin(AsLent):
+    """The device plugin, told anew for each mode.
+
+    Attributes:
+        failed: configurations that did not come about once; they are looked at again, and not waited for.
+        believed: the configuration that the nodes have shown to be under, unless they have been changed since.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    failed: set[str] = field(default_factory=set)
+    believed: str = ""
+
+    fixed_slices: ClassVar[bool] = False
+    sets_mode: ClassVar[bool] = True
+    log_advice: ClassVar[str] = (
+        "The device plugin lent its slices before it was told: read the log of its config manager."
+    )
+
+    def check(self, api: ClusterApi, nodes: Sequence[Object], experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
+        """Whether the nodes can be switched, and somebody is there to do it."""
+        try:
+            configurations = device_plugin.read(api.find, self.spec)
+        except ClusterError:
+            raise
+        except BackendError as error:
+            yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
+            return
+        nodes, pods = gpu_nodes(nodes, self.spec), api.list(PODS)
+        yield from self._check(nodes, pods, configurations, experiments)
+        watched = {pod["spec"].get("nodeName") for pod in pods if _runs_config_manager(pod)}
+        for node in nodes:
+            if name(node) not in watched:
+                message = (
+                    f"no config manager of the device plugin is seen on node {name(node)}: nobody may heed its label."
+                )
+                advice = "Install the plugin with configurations: docs/cluster.md says how."
+                yield Issue(IssueLevel.WARNING, "sharing", message, advice)
+
+    def switch(
+        self, api: ClusterApi, experiment: ExperimentSpec, abort: threading.Event, notice: Notify = unheard
+    ) -> None:
+        """Switch what has to be switched, and return when every node shows the mode.
+
+        Raises:
+            BackendError: somebody else's pod or campaign holds a GPU, a node does not get there, or ``abort`` was set.
+        """
+        nodes, pods = gpu_nodes(api.list(NODES), self.spec), api.list(PODS)
+        configurations = device_plugin.read(api.find, self.spec)
+        errors = [
+            finding
+            for finding in self._check(nodes, pods, configurations, [experiment])
+            if finding.severity is IssueLevel.ERROR
+        ]
+        if errors:
+            advice = " ".join(dict.fromkeys(finding.advice for finding in errors))
+            raise BackendError(" ".join(finding.message for finding in errors), advice=advice)
+        counts = {name(node): gpus(node, configurations, self.spec) for node in nodes}
+        wanted = device_plugin.choose(configurations, experiment, counts.values(), self.spec)
+        changed = [self._label(api, node, wanted.labels(self.spec), counts[name(node)]) for node in nodes]
+        if any(changed) or self.believed != wanted.name:
+            self.believed = ""
+        limit_s = 0.0 if wanted.name in self.failed else self.spec.switch_timeout_s
+        try:
+            self._await(
+                api, {node: wanted.lent(count) for node, count in counts.items()}, wanted, limit_s, abort, notice
+            )
+        except BackendError:
+            if not abort.is_set():
+                self.failed.add(wanted.name)
+            raise
+        self.failed.discard(wanted.name)
+        self.believed = wanted.name
+
+    def restore(self, api: ClusterApi) -> list[str]:
+        """Put back the labels that a campaign found."""
+        try:
+            nodes = [node for node in api.list(NODES) if _note(node).get("by") == self.campaign_id]
+        except ClusterError as error:
+            return [
+                f"the nodes' sharing mode could not be put back: {error.message} `harness resume` of the campaign tries again."
+            ]
+        return [_restored(api, node) for node in nodes]
+
+    def _check(
+        self,
+        nodes: Sequence[Object],
+        pods: Sequence[Object],
+        configurations: Sequence[Configuration],
+        experiments: Sequence[ExperimentSpec],
+    ) -> Iterator[Issue]:
+        """What keeps nodes with GPUs from being switched to the modes of the experiments."""
+        if not nodes:
+            message = f"no usable node has a GPU: neither {self.spec.gpu_resource} nor the label {GPU_COUNT_LABEL}."
+            yield Issue(IssueLevel.ERROR, "gpus", message, "Is the device plugin running?")
+            return
+        counts = {name(node): gpus(node, configurations, self.spec) for node in nodes}
+        wanted = set()
+        for experiment in experiments:
+            try:
+                chosen = device_plugin.choose(configurations, experiment, counts.values(), self.spec)
+            except BackendError as error:
+                yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
+                continue
+            wanted.add(chosen)
+            yield from mode_of(experiment.sharing).check_slices(experiment, [(node, chosen.slices) for node in nodes])
+            for place, count in counts.items():
+                if count is None and not mode_of(chosen.mode).own_instance:
+                    message = f"how many GPUs node {place} has cannot be told."
+                    advice = f"Run NVIDIA's GPU feature discovery, or: kubectl label node {place} {GPU_COUNT_LABEL}=N"
+                    yield Issue(IssueLevel.ERROR, "gpus", message, advice)
+        for node in nodes:
+            if why := _claimed(node, self.campaign_id):
+                yield Issue(IssueLevel.ERROR, "sharing", why.message, why.advice)
+            theirs = ", ".join(holders(node, pods, self.campaign_id))
+            if theirs and all(_has(node, configuration.labels(self.spec)) for configuration in wanted):
+                message = f"pods that are not of this campaign hold GPUs of node {name(node)}: {theirs}."
+                yield Issue(IssueLevel.WARNING, "gpus", message, HOLDERS_ADVICE)
+            elif theirs:
+                message = f"node {name(node)} cannot be switched: {theirs} would lose the GPU."
+                advice = "Let them end, or keep the campaign from that node with `kubernetes.node_selector`."
+                yield Issue(IssueLevel.ERROR, "sharing", message, advice)
+
+    def _label(self, api: ClusterApi, node: Object, wanted: Mapping[str, str], count: int | None) -> bool:
+        """Set a node's labels, and note what they were; False where they are set.
+
+        A change by somebody else in between is looked at first.
+        """
+        path = f"{NODES}/{name(node)}"
+        for _ in range(CONFLICTS):
+            if why := _claimed(node, self.campaign_id):
+                raise why
+            if _has(node, wanted):
+                return False
+            before = {key: labels(node).get(key) for key in wanted}
+            note = {"by": self.campaign_id, "gpus": count, "before": before, **_note(node), "set": dict(wanted)}
+            changed = {**wanted, MIG_STATE_LABEL: "pending"} if MIG_CONFIG_LABEL in wanted else wanted
+            metadata = {
+                "resourceVersion": node["metadata"]["resourceVersion"],
+                "labels": changed,
+                "annotations": {SWITCHED: json.dumps(note)},
+            }
+            try:
+                api.patch(path, {"metadata": metadata})
+            except ClusterError as error:
+                if error.status != 409:
+                    raise
+                node = api.get(path)
+            else:
+                return True
+        raise BackendError(
+            f"node {name(node)} was changed by somebody else each of {CONFLICTS} times that its labels were to be set.",
+            advice="Who sets its labels? kubectl get node -o yaml --show-managed-fields tells.",
+        )
+
+    def _await(
+        self,
+        api: ClusterApi,
+        lent: Mapping[str, int | None],
+        wanted: Configuration,
+        limit_s: float,
+        abort: threading.Event,
+        notice: Notify,
+    ) -> None:
+        """Look until every node has shown the mode for a while."""
+        begun_s = steady_since_s = self.clock.now_s()
+        since_s: dict[str, float] = {}
+        while True:
+            lacking = [why for place, count in lent.items() if (why := self._lacking(api, place, count, wanted))]
+            now_s = self.clock.now_s()
+            since_s = {why: since_s.get(why, now_s) for why in lacking}
+            for why in [why for why, first_s in since_s.items() if now_s - first_s >= TELL_S]:
+                since_s[why] = math.inf  # once
+                notice(f"waits up to {limit_s:g} s for the nodes to be under {wanted.name}: {why}.")
+            if lacking:
+                steady_since_s = now_s
+                if now_s - begun_s >= limit_s:
+                    raise BackendError(
+                        f"the nodes were set to {wanted.name} and are not there after {now_s - begun_s:.0f} s: "
+                        f"{'; '.join(lacking)}.",
+                        advice="Read the log of the device plugin and of its config manager on that node, or raise "
+                        "`kubernetes.switch_timeout_s`.",
+                    )
+            elif self.believed or now_s - steady_since_s >= STEADY_S:
+                return
+            if self.clock.wait_until(now_s + LOOK_S, abort):
+                raise BackendError(f"stopped while the nodes were switched to {wanted.name}.")
+
+    def _lacking(self, api: ClusterApi, place: str, lent: int | None, wanted: Configuration) -> str:
+        """What a node does not show yet of a configuration; empty when it shows everything."""
+        node, mode = api.get(f"{NODES}/{place}"), mode_of(wanted.mode)
+        pods = api.list(PODS, fields=f"spec.nodeName={place}")
+        shows, mig_state = offered(node, self.spec), labels(node).get(MIG_STATE_LABEL)
+        if mode.own_instance and self.spec.mig_config and mig_state != "success":
+            return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
+        if shows != lent and (lent is not None or not shows):
+            return f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
+        seen = device_plugin.observed(node, pods, self.spec)
+        if seen and wanted.mode not in seen:
+            return f"node {place} shows {device_plugin.in_words(seen)} and not {wanted.mode.value}"
+        if mode.concurrent and not any(_runs_daemon(pod) for pod in pods):
+            return f"no MPS control daemon is ready on node {place}"
+        return ""
+
+
+def gpu_nodes(nodes: Iterable[Object], spec: KubernetesSpec) -> list[Object]:
+    """The nodes with GPUs that replicas may be placed on, whatever the plugin lends just now."""
+    return [
+        node
+        for node in nodes
+        if takes(node, spec) and (spec.gpu_resource in resources(node, "capacity") or GPU_COUNT_LABEL in labels(node))
+    ]
+
+
+def gpus(node: Object, configurations: Sequence[Configuration], spec: KubernetesSpec) -> int | None:
+    """How many GPUs a node has; None where it cannot be told, as while they are divided into MIG instances."""
+    noted = _note(node).get("gpus")
+    if noted is not None:
+        return int(noted)
+    if device_plugin.divided(labels(node), spec):
+        return None
+    count = str(labels(node).get(GPU_COUNT_LABEL, ""))
+    if count.isdigit():
+        return int(count)
+    current = next((entry for entry in configurations if entry.name == labels(node).get(CONFIG_LABEL)), None)
+    if current is None or mode_of(current.mode).own_instance:
+        return None
+    return offered(node, spec, "capacity") // current.slices or None
+
+
+def _restored(api: ClusterApi, node: Object) -> str:
+    note, place = _note(node), name(node)
+    kept = {
+        key for key, value in note["set"].items() if labels(node).get(key) != value
+    }  # who set it meanwhile keeps it
+    before = {key: value for key, value in note["before"].items() if key not in kept}
+    try:
+        api.patch(f"{NODES}/{place}", {"metadata": {"labels": before, "annotations": {SWITCHED: None}}})
+    except ClusterError as error:
+        by_hand = " ".join(f"{key}={value}" if value is not None else f"{key}-" for key, value in before.items())
+        return (
+            f"node {place} could not be put back: {error.message} `harness resume` of the campaign tries again. "
+            f"By hand: kubectl label --overwrite node {place} {by_hand}; kubectl annotate node {place} {SWITCHED}-"
+        )
+    if kept:
+        return f"node {place} keeps {', '.join(sorted(kept))}: somebody else has set it meanwhile."
+    return f"node {place} has the sharing mode again that was found."
+
+
+def _claimed(node: Object, campaign_id: str) -> BackendError | None:
+    """That another campaign has switched a node; None: none has."""
+    by = _note(node).get("by", campaign_id)
+    if by == campaign_id:
+        return None
+    return BackendError(
+        f"node {name(node)} is switched by another campaign ({by}).",
+        advice="Wait until it is over; `harness resume` of that campaign puts the node back if it was killed. If its "
+        f"folder is lost: kubectl annotate node {name(node)} {SWITCHED}-",
+    )
+
+
+def _note(node: Object) -> dict[str, Any]:
+    """What a campaign wrote onto a node; empty where none did."""
+    text = (node["metadata"].get("annotations") or {}).get(SWITCHED)
+    try:
+        note = json.loads(text) if text else {}
+        return note if {"by", "before", "set"} <= set(note) else {}
+    except (ValueError, TypeError):
+        return {}
+
+
+def _has(node: Object, wanted: Mapping[str, str]) -> bool:
+    return wanted.items() <= labels(node).items()
+
+
+def _runs_config_manager(pod: Object) -> bool:
+    return any(
+        entry.get("name") == "NODE_LABEL" and entry.get("value") == CONFIG_LABEL
+        for container in pod["spec"].get("containers") or []
+        for entry in container.get("env") or []
+    )
+
+
+def _runs_daemon(pod: Object) -> bool:
+    names = (str(container.get("name")) for container in pod["spec"].get("containers") or [])
+    return any(text.startswith(_DAEMON) for text in names) and condition(pod, "Ready").get("status") == "True"
