@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.campaign.folder import open_folder
 from harness.errors import ResultsPathError
-from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.promql import PrometheusSource
 from harness.results import layout
 from harness.results.files import storage_errors
 from harness.results.from_prometheus import collect_each, recorded_window

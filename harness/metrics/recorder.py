@@ -28,6 +28,7 @@ from harness.metrics.rows import (
     RecordingSummary,
     RowSink,
     RowStatistics,
+    grid_ms,
     missing_warnings,
 )
 from harness.metrics.scrape import Scraper
@@ -111,12 +112,7 @@ class Recorder:
 
     def record(self, start_s: float, rows: int) -> RecordingSummary:
         """See ``Recording``."""
-        start_ms = to_ms(start_s)
-        if start_ms % self._step_ms:
-            raise UsageError(
-                f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
-                advice="Floor the start to the step, so that all metrics share timestamps.",
-            )
+        start_ms = grid_ms(start_s, self._step_s)
         sources = self._sources or Sources(
             replicas=Scraper([target.metrics_url for target in self._targets]),
             processes=ProcessTrees([target.pid for target in self._targets]),

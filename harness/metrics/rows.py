@@ -9,6 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+from harness.errors import UsageError
+from harness.metrics.promql_math import to_ms
+
 POOLED = "all"
 """The series over all measured replicas."""
 _BINS_PER_DECADE = 50
@@ -26,6 +29,16 @@ def series_name(name: str, neighbour: str = "") -> str:
 def neighbour_of(series: str) -> str:
     """The neighbour's workload that a series belongs to; empty for the measured replicas, devices and the node."""
     return series.rpartition("/")[0]
+
+
+def grid_ms(start_s: float, step_s: float) -> int:
+    """The time of row 0, in ms since the epoch. Raises UsageError where it is no whole multiple of the step."""
+    if to_ms(start_s) % to_ms(step_s):
+        raise UsageError(
+            f"The rows cannot begin at {start_s:.3f}: it is no whole multiple of the step.",
+            advice="Floor the start to the step, so that all metrics share timestamps.",
+        )
+    return to_ms(start_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,11 @@ from typing import Any
 
 from harness.errors import ConflictError, NoDataError, ResultsPathError, UsageError
 from harness.metrics.catalogue import Metric, select
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export, query_pool
 from harness.metrics.prometheus.series import natural
-from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.prometheus.telemetry import collect_telemetry
-from harness.metrics.promql import Beside, Dialect, cluster, local
+from harness.metrics.promql import Dialect, PrometheusSource, ReplicaGroup, cluster, local
 from harness.results.files import atomic_write, read_object, storage_errors, sync_folder
 from harness.results.layout import PROMETHEUS, TELEMETRY
 from harness.results.manifest import read_manifest
@@ -77,7 +76,7 @@ class RecordedWindow:
     step_s: float
     window_s: float
     metrics: Sequence[Metric]
-    beside: Sequence[Beside] = ()
+    neighbours: Sequence[ReplicaGroup] = ()
     on_gpus: bool = False
 
 
@@ -177,7 +176,7 @@ def _collect_into(
             window_s=window.window_s,
             sink=writer,
             replicas=window.replicas,
-            beside=window.beside,
+            neighbours=window.neighbours,
             pool=pool,
         )
     found = dataclasses.asdict(summary)
@@ -213,7 +212,7 @@ def recorded_window(folder: Path) -> tuple[PrometheusSource, RecordedWindow]:
         step_s=spec.timing.step_s,
         window_s=spec.timing.window_s,
         metrics=select(spec.metrics),
-        beside=origin.beside(),
+        neighbours=origin.neighbour_replicas(),
         on_gpus=origin.on_gpus,
     )
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import requests
 
 from harness.metrics.catalogue import select
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import WORKERS
 from harness.metrics.promql import cluster
 from harness.results.from_prometheus import RecordedWindow, collect_each

@@ -22,7 +22,7 @@ import numpy as np
 from prometheus_api_client import MetricRangeDataFrame, PrometheusConnect
 
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, select
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import cluster, render
 from harness.replica.metrics import BUCKET_BOUNDS_NS

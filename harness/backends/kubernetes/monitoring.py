@@ -23,10 +23,9 @@ from harness.backends.kubernetes.api import Api, KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError, PrometheusError
-from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.promql import Dialect, Labels
+from harness.metrics.promql import Dialect, Labels, PrometheusSource
 from harness.metrics.rows import Recording
 from harness.spec import GrafanaCost, KubernetesSpec, Timing
 from harness.spec.kubernetes import PrometheusAccess
@@ -221,7 +220,7 @@ def recording(
         prometheus,
         dialect=where.dialect(),
         replicas=where.pods,
-        beside=where.beside(),
+        neighbours=where.neighbour_replicas(),
         metrics=request.metrics,
         step_s=request.timing.step_s,
         window_s=request.timing.window_s,

@@ -14,7 +14,7 @@ from harness.backends.kubernetes.api import TRANSIENT, Api
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
 from harness.backends.layer_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, Issue, IssueLevel, PrometheusError
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.sharing.cluster import cluster_sharing
 from harness.sharing.dra import check_lent_twice
 from harness.sharing.mode import Object

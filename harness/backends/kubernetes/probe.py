@@ -19,11 +19,10 @@ from harness.backends.kubernetes.nodes import DEVICES_ADVICE, too_many
 from harness.clock import Clock
 from harness.errors import Issue, IssueLevel, NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
-from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.prometheus.recorder import Target, active, last_error, twice, why_unseen
 from harness.metrics.prometheus.telemetry import FIELDS
-from harness.metrics.prometheus.watch import Target, active, last_error, twice, why_unseen
-from harness.metrics.promql import Dialect, Labels, cluster, one_of, render
+from harness.metrics.promql import Dialect, Labels, PrometheusSource, cluster, one_of, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadSpec
 

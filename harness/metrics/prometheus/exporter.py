@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from harness.clock import Clock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import PROCESS_SOURCES, Kind, Level, Metric
-from harness.metrics.prometheus.adapter import MAX_POINTS, Queryable, QueryAnswer, Series
+from harness.metrics.prometheus.client import MAX_POINTS, PrometheusServer, QueryAnswer, SampledSeries
 from harness.metrics.prometheus.series import (
     ALL_NODES,
     NO_SAMPLE,
@@ -40,10 +41,19 @@ from harness.metrics.prometheus.series import (
     summed,
     used_bounds,
 )
-from harness.metrics.promql import Beside, Dialect, Queries, render
+from harness.metrics.promql import Dialect, Queries, ReplicaGroup, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.row_builder import NO_REPLICA
-from harness.metrics.rows import POOLED, ColumnSink, MetricColumn, MetricSummary, RowSink, RowStatistics, series_name
+from harness.metrics.rows import (
+    POOLED,
+    ColumnSink,
+    MetricColumn,
+    MetricSummary,
+    RowSink,
+    RowStatistics,
+    grid_ms,
+    series_name,
+)
 
 WORKERS = 4
 """Queries at once: enough to keep a small server busy, few enough not to starve what it scrapes."""
@@ -71,7 +81,7 @@ class ExportSummary:
 
 
 def export(
-    server: Queryable,
+    server: PrometheusServer,
     *,
     metrics: Sequence[Metric],
     dialect: Dialect,
@@ -81,7 +91,7 @@ def export(
     window_s: float,
     sink: RowSink,
     replicas: Sequence[str] | None = None,
-    beside: Sequence[Beside] = (),
+    neighbours: Sequence[ReplicaGroup] = (),
     clock: Clock | None = None,
     chunk_rows: int = MAX_POINTS,
     pool: ThreadPoolExecutor | None = None,
@@ -91,7 +101,7 @@ def export(
     Args:
         start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
         replicas: label values in the order of ``replica-0``...; None: those that the server has, sorted.
-        beside: neighbours, whose replicas get series of their own.
+        neighbours: their replicas get series of their own.
         clock: to wait until the last row's scrapes are stored; None: they are.
         chunk_rows: rows asked for at once.
         pool: of ``query_pool``, which several exports share; None: one of its own.
@@ -101,24 +111,15 @@ def export(
         PrometheusError: the server refused, timed out or answered with an error.
         StorageError: the sink cannot write.
     """
-    grid = ExportGrid(to_ms(start_s), to_ms(step_s), to_ms(window_s), rows)
-    if grid.start_ms % grid.step_ms:
-        raise UsageError(
-            f"The export cannot start at {start_s:.3f}: it is no whole multiple of the step.",
-            advice="Floor the start to the step, so that all metrics share timestamps.",
-        )
+    grid = ExportGrid(grid_ms(start_s, step_s), to_ms(step_s), to_ms(window_s), rows)
     if clock is not None:
         clock.wait_until(grid.end_ms / MS_PER_S + step_s)
     with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
         chunks = list(grid.chunks(chunk_rows))
         whole = len(chunks) == 1
-        of_replicas = [metric for metric in metrics if metric.level is Level.REPLICA]
-        measured_ones = _Export(server, queries, metrics, dialect, grid, replicas, in_one=whole)
-        others = [
-            _Export(server, queries, of_replicas, one.dialect, grid, one.replicas, in_one=whole, neighbour=one.workload)
-            for one in beside
-        ]
-        return _write([measured_ones, *others], metrics, grid, chunks, sink)
+        groups = [ReplicaGroup("", dialect, replicas), *neighbours]
+        exports = [_Export(server, queries, metrics, group, grid, in_one=whole) for group in groups]
+        return _write(exports, metrics, grid, chunks, sink)
 
 
 @contextlib.contextmanager
@@ -133,12 +134,12 @@ def query_pool() -> Iterator[ThreadPoolExecutor]:
             raise
 
 
-_Asked = tuple[Future[list[Series]], Future[list[Series]] | None]
+_Answers = tuple[Future[list[SampledSeries]], Future[list[SampledSeries]] | None]
 """The answers to come of one metric: of each series, and of all together."""
-_Pending = dict[str, _Asked]
+_Pending = dict[str, _Answers]
 
 
-def _results(pending: Mapping[str, Future[list[Series]]]) -> dict[str, list[Series]]:
+def _results(pending: Mapping[str, Future[list[SampledSeries]]]) -> dict[str, list[SampledSeries]]:
     return {name: future.result() for name, future in pending.items()}
 
 
@@ -151,24 +152,26 @@ def _write(
         exports: of the measured replicas, then of each neighbour.
     """
     statistics = RowStatistics()
-    present = [metric for metric in metrics if any(metric in one.present for one in exports)]
+    present = [metric for metric in metrics if any(metric in part.present for part in exports)]
     # Quantiles, which the server works on longest, come last; but for what it does not have.
     order = sorted(metrics, key=lambda metric: (metric not in present, metric.quantile is not None))
     for chunk in chunks:
         times_s = (chunk.times_ms() / MS_PER_S).tolist()
-        answers = [(one, one.ask(chunk)) for one in exports]
+        answers = [(part, part.ask(chunk)) for part in exports]
         by_metric: dict[str, list[MetricColumn]] = {}
         for metric in order:
-            columns = [each for one, columns in answers if one.records(metric, present) for each in columns(metric)]
-            for each in columns:
-                statistics.add_column(each)
+            columns = [
+                column for part, columns_of in answers if part.records(metric, present) for column in columns_of(metric)
+            ]
+            for answer in columns:
+                statistics.add_column(answer)
             if isinstance(sink, ColumnSink):
                 sink.write_columns(times_s, columns)
             else:
                 by_metric[metric.name] = columns
-        ordered = [each for metric in metrics for each in by_metric.get(metric.name, ())]
+        ordered = [answer for metric in metrics for answer in by_metric.get(metric.name, ())]
         for place, time_s in enumerate(times_s if ordered else ()):
-            sink.write([each.row(place, time_s) for each in ordered])
+            sink.write([answer.row(place, time_s) for answer in ordered])
     return ExportSummary(
         start_s=grid.start_ms / MS_PER_S,
         end_s=grid.end_ms / MS_PER_S,
@@ -177,8 +180,8 @@ def _write(
         replicas=exports[0].replicas,
         metrics=statistics.summaries([metric.name for metric in present]),
         absent={metric.name: exports[0].absent[metric.name] for metric in metrics if metric not in present},
-        identities={name: known for one in exports for name, known in one.identities.items()},
-        notes=list(dict.fromkeys(note for one in exports for note in one.notes)),
+        identities={name: known for part in exports for name, known in part.identities.items()},
+        notes=list(dict.fromkeys(note for part in exports for note in part.notes)),
     )
 
 
@@ -187,19 +190,20 @@ class _Export:
 
     def __init__(
         self,
-        server: Queryable,
+        server: PrometheusServer,
         pool: ThreadPoolExecutor,
         metrics: Sequence[Metric],
-        dialect: Dialect,
+        group: ReplicaGroup,
         grid: ExportGrid,
-        replicas: Sequence[str] | None,
         *,
         in_one: bool,
-        neighbour: str = "",
     ) -> None:
+        if group.workload:
+            metrics = [metric for metric in metrics if metric.level is Level.REPLICA]
+        dialect = group.dialect
         self._server = server
-        self._neighbour = neighbour
-        self._pooled = series_name(POOLED, neighbour)
+        self._neighbour = group.workload
+        self._pooled = series_name(POOLED, group.workload)
         self._pool = pool
         self._metrics = metrics
         self._dialect = dialect
@@ -208,21 +212,21 @@ class _Export:
         self._queries = {metric.name: self._render(metric) for metric in metrics}
         self._labels = {metric.name: key_labels(metric, dialect) for metric in metrics}
         self._light: _Pending | None = None
-        self._raw_of_all: Mapping[str, list[Series]] | None = None
+        self._raw_of_all: Mapping[str, list[SampledSeries]] | None = None
         if in_one:
             # One chunk's samples say which series there are, too; what needs no more knowledge is asked meanwhile.
             reading = self._read_raw(grid)
             self._light = self._ask_light(grid, metrics)
             self._raw_of_all = _results(reading)
-        found = self._discover()
+        known = self._discover()
         self.absent = {
-            m.name: f"Prometheus has no sample of {self._queries[m.name].raw}" for m in metrics if not found[m.name]
+            m.name: f"Prometheus has no sample of {self._queries[m.name].raw}" for m in metrics if not known[m.name]
         }
         self.present = [m for m in metrics if m.name not in self.absent]
-        self.replicas = list(replicas) if replicas is not None else self._known_replicas(found)
-        self._names = self._series_names(found)
-        self._keys = {m.name: self._keys_of(m, found[m.name]) for m in self.present}
-        self.identities = self._identify(found)
+        self.replicas = self._known_replicas(known) if group.replicas is None else list(group.replicas)
+        self._names = self._series_names(known)
+        self._keys = {m.name: self._keys_of(m, known[m.name]) for m in self.present}
+        self.identities = self._identify(known)
         self._totals = {key: CountedTotal(grid.start_ms) for key in self._names[Level.REPLICA]}
         self._counted_to_ms = grid.start_ms - grid.window_ms
 
@@ -259,21 +263,21 @@ class _Export:
         self,
         metric: Metric,
         chunk: ExportGrid,
-        samples: Sequence[Series],
-        each: Future[list[Series]],
-        pooled: Future[list[Series]] | None,
+        samples: Sequence[SampledSeries],
+        single: Future[list[SampledSeries]],
+        pooled: Future[list[SampledSeries]] | None,
     ) -> Iterator[MetricColumn]:
         """Columns of a metric that the server evaluates."""
         grid_ms = chunk.times_ms()
         labels = self._labels[metric.name]
         raw = by_labels(samples, labels)
-        answers = by_labels(each.result(), labels)
+        answers = by_labels(single.result(), labels)
         every: list[MetricColumn] = []
         for key, name in self._keys[metric.name].items():
-            found = answers.get(key, [])
-            if len(found) > 1:
+            matching = answers.get(key, [])
+            if len(matching) > 1:
                 raise UsageError(
-                    f"{metric.name}: the selector matches {len(found)} series for one {metric.level.value}.",
+                    f"{metric.name}: the selector matches {len(matching)} series for one {metric.level.value}.",
                     advice="Narrow the selector to one node.",
                 )
             own = raw.get(key, [])
@@ -281,7 +285,7 @@ class _Export:
             if problem:
                 every.append(MetricColumn(metric.name, name, [np.nan] * chunk.rows, [problem] * chunk.rows))
             else:
-                every.append(column(metric, name, chunk, found, measured(own, grid_ms, self._age_ms(metric))))
+                every.append(column(metric, name, chunk, matching, measured(own, grid_ms, self._age_ms(metric))))
         yield from every
         if metric.level is Level.NODE and len(every) > 1:
             yield averaged(metric, ALL_NODES, every)
@@ -291,11 +295,13 @@ class _Export:
             present = measured(samples, grid_ms, self._age_ms(metric))
             yield column(metric, self._pooled, chunk, pooled.result(), present, unmeasured=NO_REPLICA)
 
-    def _counter_columns(self, metric: Metric, chunk: ExportGrid, samples: Sequence[Series]) -> Iterator[MetricColumn]:
+    def _counter_columns(
+        self, metric: Metric, chunk: ExportGrid, samples: Sequence[SampledSeries]
+    ) -> Iterator[MetricColumn]:
         """Columns of a metric that is counted on raw samples."""
         grid_ms, labels = chunk.times_ms(), self._labels[metric.name]
         fresh = [
-            Series(s.labels, s.times_ms[late], s.values[late])
+            SampledSeries(s.labels, s.times_ms[late], s.values[late])
             for s in samples
             if (late := s.times_ms > self._counted_to_ms).any()
         ]
@@ -309,28 +315,24 @@ class _Export:
         anywhere = measured(samples, grid_ms, chunk.step_ms)
         yield cells(metric, self._pooled, np.nansum(np.stack(every), axis=0), anywhere, NO_REPLICA)
 
-    def _fetch(self, metric: Metric, chunk: ExportGrid, queries: Queries) -> _Asked:
-        each = self._pool.submit(self._range, queries.each, chunk)
+    def _fetch(self, metric: Metric, chunk: ExportGrid, queries: Queries) -> _Answers:
+        def ask(promql: str) -> Future[list[SampledSeries]]:
+            grid = chunk.start_ms, chunk.end_ms, chunk.step_ms
+            return self._pool.submit(self._answer, self._server.query_range, promql, *grid)
+
         pooled = queries.pooled and metric.kind is not Kind.GAUGE
-        return each, self._pool.submit(self._range, queries.pooled, chunk) if pooled else None
+        return ask(queries.each), ask(queries.pooled) if pooled else None
 
-    def _range(self, promql: str, chunk: ExportGrid) -> list[Series]:
+    def _answer(self, query: Callable[..., QueryAnswer], *arguments: Any) -> list[SampledSeries]:
+        """The series of an answer; none where nothing matches."""
         try:
-            return self._keep(self._server.query_range(promql, chunk.start_ms, chunk.end_ms, chunk.step_ms))
+            answer = query(*arguments)
         except NoDataError:
             return []
-
-    def _raw(self, selector: str, chunk: ExportGrid) -> list[Series]:
-        try:
-            return self._keep(self._server.raw(selector, chunk.start_ms - chunk.window_ms, chunk.end_ms))
-        except NoDataError:
-            return []
-
-    def _keep(self, answer: QueryAnswer) -> list[Series]:
         self.notes.update(dict.fromkeys(answer.notes))
         return answer.series
 
-    def _bounds(self, chunk: ExportGrid, requests: Sequence[Series]) -> list[str]:
+    def _bounds(self, chunk: ExportGrid, requests: Sequence[SampledSeries]) -> list[str]:
         """The buckets that quantiles of this chunk need; none of them where that cannot be known: then all are read."""
         if has_reset(requests):
             return []
@@ -346,28 +348,26 @@ class _Export:
         before = self._instant(first, chunk.start_ms - chunk.window_ms + chunk.step_ms)
         return used_bounds(before, [series for series in after if "le" in series.labels])
 
-    def _instant(self, promql: str, time_ms: int) -> list[Series]:
-        try:
-            return self._keep(self._server.query(promql, time_ms / MS_PER_S))
-        except NoDataError:
-            return []
+    def _instant(self, promql: str, time_ms: int) -> list[SampledSeries]:
+        return self._answer(self._server.query, promql, time_ms / MS_PER_S)
 
     def _age_ms(self, metric: Metric) -> int:
         """How old a sample may be to count for a grid time."""
         steps = self._dialect.container_age_steps if metric.source in PROCESS_SOURCES else 1
         return steps * self._grid.step_ms
 
-    def _read_raw(self, chunk: ExportGrid) -> dict[str, Future[list[Series]]]:
+    def _read_raw(self, chunk: ExportGrid) -> dict[str, Future[list[SampledSeries]]]:
         """The samples of every metric, by selector."""
         selectors = dict.fromkeys(queries.raw for queries in self._queries.values())
-        return {selector: self._pool.submit(self._raw, selector, chunk) for selector in selectors}
+        span = chunk.start_ms - chunk.window_ms, chunk.end_ms
+        return {raw: self._pool.submit(self._answer, self._server.raw, raw, *span) for raw in selectors}
 
     def _ask_light(self, chunk: ExportGrid, metrics: Sequence[Metric]) -> _Pending:
         """What the server evaluates, but for quantiles, which want to know the buckets first."""
         light = [metric for metric in metrics if metric.quantile is None and metric.promql]
         return {metric.name: self._fetch(metric, chunk, self._queries[metric.name]) for metric in light}
 
-    def _discover(self) -> dict[str, list[Series]]:
+    def _discover(self) -> dict[str, list[SampledSeries]]:
         """For each metric the series that have samples, with at least one value; none: the server has not got it."""
         if self._raw_of_all is not None:
             return {metric.name: self._raw_of_all[self._queries[metric.name].raw] for metric in self._metrics}
@@ -378,38 +378,37 @@ class _Export:
         }
         return {metric.name: pending[self._queries[metric.name].raw].result() for metric in self._metrics}
 
-    def _known_replicas(self, found: Mapping[str, Sequence[Series]]) -> list[str]:
-        series = [one for m in self.present if m.level is Level.REPLICA for one in found[m.name]]
-        return sorted({one.labels.get(self._dialect.by, "") for one in series}, key=natural)
+    def _known_replicas(self, known: Mapping[str, Sequence[SampledSeries]]) -> list[str]:
+        own = [series for m in self.present if m.level is Level.REPLICA for series in known[m.name]]
+        return sorted({series.labels.get(self._dialect.by, "") for series in own}, key=natural)
 
-    def _series_names(self, found: Mapping[str, Sequence[Series]]) -> dict[Level, dict[Key, str]]:
+    def _series_names(self, known: Mapping[str, Sequence[SampledSeries]]) -> dict[Level, dict[Key, str]]:
         """Names by key; devices and nodes are the same ones for all metrics of their level."""
         keys: dict[Level, set[Key]] = {level: set() for level in Level}
         for metric in self.present:
-            keys[metric.level] |= by_labels(found[metric.name], self._labels[metric.name]).keys()
+            keys[metric.level] |= by_labels(known[metric.name], self._labels[metric.name]).keys()
         return {
             Level.REPLICA: replica_names(self.replicas, self._neighbour),
             Level.DEVICE: device_names(keys[Level.DEVICE]),
             Level.NODE: node_names(keys[Level.NODE]),
         }
 
-    def _keys_of(self, metric: Metric, found: Sequence[Series]) -> dict[Key, str]:
+    def _keys_of(self, metric: Metric, known: Sequence[SampledSeries]) -> dict[Key, str]:
         """Key and series name of each series of one metric: every replica, and the devices or nodes that it has."""
         names = self._names[metric.level]
         if metric.level is Level.REPLICA:
             return names
-        own = by_labels(found, self._labels[metric.name])
+        own = by_labels(known, self._labels[metric.name])
         return {key: name for key, name in names.items() if key in own}
 
-    def _identify(self, found: Mapping[str, Sequence[Series]]) -> dict[str, dict[str, str]]:
+    def _identify(self, known: Mapping[str, Sequence[SampledSeries]]) -> dict[str, dict[str, str]]:
         """What each series stands for, as far as labels say."""
         identities: dict[str, dict[str, str]] = {}
         for metric in self.present:
-            for key, series in by_labels(found[metric.name], self._labels[metric.name]).items():
+            for key, series in by_labels(known[metric.name], self._labels[metric.name]).items():
                 name = self._keys[metric.name].get(key)
                 if name is not None:
-                    known = identity(metric, self._dialect, series[-1].labels)
-                    identities[name] = identities.get(name, {}) | known
+                    identities[name] = identities.get(name, {}) | identity(metric, self._dialect, series[-1].labels)
         return {name: identities[name] for name in sorted(identities, key=natural) if identities[name]}
 
     def _render(self, metric: Metric, bounds: Sequence[str] = (), *, merge: bool = True) -> Queries:

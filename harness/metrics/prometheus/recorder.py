@@ -1,20 +1,28 @@
-"""A recording by a Prometheus server: it scrapes, the harness watches over it and collects the rows at the end."""
+"""A recording by a Prometheus server: it scrapes, the harness watches over it and collects the rows at the end.
+
+What the server stops seeing is said within seconds, not after the hour. Ages are taken by the server's own clock, so that a
+clock that differs here makes no difference. Every series that was there once is expected to stay; what is missing at the end of
+the recording is in the rows.
+"""
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from harness.clock import Clock
-from harness.errors import MetricsError, PrometheusUnavailableError, UsageError
-from harness.metrics.catalogue import Metric
-from harness.metrics.prometheus.adapter import PrometheusServer, RetryingServer
+from harness.errors import MetricsError, NoDataError, PrometheusError, PrometheusUnavailableError
+from harness.metrics.catalogue import CATALOGUE, Level, Metric
+from harness.metrics.prometheus.client import Patience, PrometheusServer
 from harness.metrics.prometheus.exporter import ExportSummary, export
-from harness.metrics.prometheus.series import replica_names
-from harness.metrics.prometheus.watch import Watch
-from harness.metrics.promql import Beside, Dialect
-from harness.metrics.promql_math import MS_PER_S, to_ms
-from harness.metrics.rows import Lateness, RecordingSummary, RowSink, missing_warnings
+from harness.metrics.prometheus.series import Key, key_labels, natural, replica_names
+from harness.metrics.promql import Dialect, ReplicaGroup, render
+from harness.metrics.promql_math import MS_PER_S
+from harness.metrics.rows import Lateness, RecordingSummary, RowSink, grid_ms, missing_warnings
 
 PATIENCE_S = 300.0
 WOKEN_PATIENCE_S = 10.0
@@ -24,6 +32,14 @@ LOOK_S = 2.0
 LOOK_TIMEOUT_S = 2.0
 MAX_WARNINGS = 200
 """A target that comes and goes for hours must not fill the manifest."""
+_SUBJECT = "metric"
+"""Label that the watch's query adds, to tell what a row of the answer belongs to."""
+_LARGEST_WINDOW_S = 3600.0
+
+Target = Mapping[str, Any]
+"""What the server says of one thing that it scrapes."""
+Absence = tuple[Level, Key, str]
+"""Level, key and metric of a series that should be there; without a key, the metric as a whole."""
 
 
 class PrometheusRecorder:
@@ -47,7 +63,7 @@ class PrometheusRecorder:
         *,
         dialect: Dialect,
         replicas: Sequence[str],
-        beside: Sequence[Beside] = (),
+        neighbours: Sequence[ReplicaGroup] = (),
         metrics: Sequence[Metric],
         step_s: float,
         window_s: float,
@@ -61,13 +77,19 @@ class PrometheusRecorder:
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._server = server
-        self._dialect = dialect
-        self._replicas = list(replicas)
-        self._beside = list(beside)
-        self._metrics = list(metrics)
+        groups = [ReplicaGroup("", dialect, replicas), *neighbours]
+        self._watch = functools.partial(Watch, metrics=metrics, groups=groups, stale_s=window_s)
+        self._export = functools.partial(
+            export,
+            metrics=metrics,
+            dialect=dialect,
+            neighbours=neighbours,
+            replicas=replicas,
+            step_s=step_s,
+            window_s=window_s,
+            sink=sink,
+        )
         self._step_s = step_s
-        self._window_s = window_s
-        self._sink = sink
         self._clock = clock
         self._wake = wake
         self._on_tick = on_tick
@@ -77,43 +99,35 @@ class PrometheusRecorder:
         self._warnings = [*remarks]
 
     def record(self, start_s: float, rows: int) -> RecordingSummary:
-        """Wait until ``rows`` rows are scraped, then collect them; fewer when enough is known, or when woken.
+        """See ``Recording``: wait until the rows are scraped, then collect them; fewer when woken.
 
-        Args:
-            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-
-        Raises:
-            UsageError: ``start_s`` is not on the grid.
-            MetricsError: the server was away at the end for longer than it may, or refused; says how to
-                collect the same rows later.
-            StorageError: the sink cannot write.
+        A MetricsError (the server was away at the end for longer than it may, or refused) says how to collect the same rows later.
         """
-        if to_ms(start_s) % to_ms(self._step_s):
-            raise UsageError(
-                f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
-                advice="Floor the start to the step, so that all metrics share timestamps.",
-            )
+        start_ms = grid_ms(start_s, self._step_s)
         done, woken = self._wait(start_s, rows)
         if not woken:
             # The last row's own scrape may come up to one interval after its grid time.
             self._clock.wait_until(start_s + done * self._step_s)
-        found = self._collect(start_s, done, WOKEN_PATIENCE_S if woken else self._patience_s) if done else None
-        return self._summary(start_s, done, found, stopped=woken)
+        export = self._collect(start_s, done, WOKEN_PATIENCE_S if woken else self._patience_s) if done else None
+        metrics = export.metrics if export else {}
+        remarks = [f"Prometheus remarked: {note}" for note in export.notes] if export else []
+        return RecordingSummary(
+            start_s=start_ms / MS_PER_S,
+            end_s=export.end_s if export else None,
+            step_s=self._step_s,
+            rows=done,
+            stopped=woken,
+            lateness=Lateness(ticks=0, missed=0, p50_s=None, p99_s=None, max_s=None),
+            metrics=metrics,
+            absent=export.absent if export else {},
+            warnings=[*self._warnings, *remarks, *missing_warnings(metrics)],
+            identities=export.identities if export else {},
+        )
 
     def _wait(self, start_s: float, rows: int) -> tuple[int, bool]:
         """Watch until the last grid time; the rows whose scrapes are over, and whether it was woken before."""
-        names = replica_names(self._replicas)
-        for one in self._beside:
-            names |= replica_names(one.replicas, one.workload)
         with self._server.impatient(LOOK_TIMEOUT_S) as server:
-            watch = Watch(
-                server,
-                metrics=self._metrics,
-                dialect=self._dialect,
-                names=names,
-                stale_s=self._window_s,
-                beside=self._beside,
-            )
+            watch = self._watch(server)
             looked_s = 0.0
             for index in range(rows):
                 if self._clock.wait_until(start_s + index * self._step_s, self._wake):
@@ -130,20 +144,9 @@ class PrometheusRecorder:
         return rows, False
 
     def _collect(self, start_s: float, rows: int, patience_s: float) -> ExportSummary:
-        patient = RetryingServer(self._server, clock=self._clock, patience_s=patience_s, notice=self._warn)
         try:
-            return export(
-                patient,
-                metrics=self._metrics,
-                dialect=self._dialect,
-                start_s=start_s,
-                rows=rows,
-                step_s=self._step_s,
-                window_s=self._window_s,
-                sink=self._sink,
-                replicas=self._replicas,
-                beside=self._beside,
-            )
+            with self._server.patient(Patience(self._clock, patience_s, self._warn)) as server:
+                return self._export(server, start_s=start_s, rows=rows)
         except PrometheusUnavailableError as error:
             raise MetricsError(
                 f"{rows} rows were scraped and could not be collected: {error.message}",
@@ -157,18 +160,167 @@ class PrometheusRecorder:
         if self._notice is not None:
             self._notice(sentence)
 
-    def _summary(self, start_s: float, rows: int, found: ExportSummary | None, *, stopped: bool) -> RecordingSummary:
-        metrics = found.metrics if found else {}
-        remarks = [f"Prometheus remarked: {note}" for note in found.notes] if found else []
-        return RecordingSummary(
-            start_s=to_ms(start_s) / MS_PER_S,
-            end_s=found.end_s if found else None,
-            step_s=self._step_s,
-            rows=rows,
-            stopped=stopped,
-            lateness=Lateness(ticks=0, missed=0, p50_s=None, p99_s=None, max_s=None),
-            metrics=metrics,
-            absent=found.absent if found else {},
-            warnings=[*self._warnings, *remarks, *missing_warnings(metrics)],
-            identities=found.identities if found else {},
+
+class Watch:
+    """What is fresh, what is not, and since when.
+
+    Args:
+        server: asked with a short timeout, so that a look never holds the recording up.
+        groups: the measured replicas, then each neighbour's.
+        stale_s: how old a sample may be.
+    """
+
+    def __init__(
+        self,
+        server: PrometheusServer,
+        *,
+        metrics: Sequence[Metric],
+        groups: Sequence[ReplicaGroup],
+        stale_s: float,
+    ) -> None:
+        self._server = server
+        self._dialect = groups[0].dialect
+        self._stale_s = stale_s
+        self._names: dict[Key, str] = {}
+        for group in groups:
+            self._names |= replica_names(group.replicas or (), group.workload)
+        # One metric of each selector: several metrics come from the same samples.
+        by_selector: dict[str, Metric] = {}
+        for metric in metrics:
+            by_selector.setdefault(_selector(metric, self._dialect), metric)
+        self._leaders = list(by_selector.values())
+        self._query = " or ".join(
+            self._age(metric, group.dialect)
+            for group in groups
+            for metric in self._leaders
+            if metric.level is Level.REPLICA or not group.workload
         )
+        self._expected: dict[str, set[Key]] = {
+            metric.name: set(self._names) if metric.level is Level.REPLICA else set() for metric in self._leaders
+        }
+        self._missing: dict[Absence, float] = {}
+        self._away_since_s: float | None = None
+        self._started_at: str | None = None
+        self._looked = False
+
+    def poll(self, now_s: float) -> list[str]:
+        """Look once; sentences for what is different from the last look, each with its time."""
+        clock = datetime.fromtimestamp(now_s, UTC).strftime("%H:%M:%SZ")
+        try:
+            ages = self._ages()
+            restarted = list(self._restart())
+        except PrometheusError as error:  # also one that knows us no more: a token may have ended
+            if self._away_since_s is not None:
+                return []
+            self._away_since_s = now_s
+            return [f"{clock} {error.message}"]
+        sentences = list(restarted)
+        if self._away_since_s is not None:
+            sentences.insert(0, f"{self._server} answers again after {now_s - self._away_since_s:.0f} s.")
+            self._away_since_s = None
+        gone = self._gone(ages)
+        back = {absence: self._missing.pop(absence) for absence in self._missing.keys() - gone}
+        new = gone - self._missing.keys()
+        self._missing |= dict.fromkeys(new, now_s)
+        away_s = now_s - min(back.values(), default=now_s)
+        sentences += [f"{what} is there again after {away_s:.0f} s." for what in self._described(back.keys())]
+        since = f"from the last {self._stale_s:g} s" if self._looked else "at the beginning of the recording"
+        sentences += [f"{self._server} has no sample of {what} {since}." for what in self._described(new)]
+        replicas = sorted({key[0] for level, key, _ in new if level is Level.REPLICA and key})
+        if why := why_unseen(self._server, self._dialect.by, replicas) if replicas else "":
+            sentences.append(f"{why}.")
+        self._looked = True
+        return [f"{clock} {sentence}" for sentence in sentences]
+
+    def _restart(self) -> Iterator[str]:
+        """A sentence when the server is not the process that it was."""
+        try:
+            started_at = str(self._server.read("status/runtimeinfo")["startTime"])
+        except PrometheusUnavailableError:
+            raise
+        except (PrometheusError, KeyError, TypeError):
+            return  # a store in front of several servers does not say when it was started
+        if self._started_at not in {None, started_at}:
+            yield f"{self._server} was restarted at {started_at}: what it did not scrape meanwhile is missing."
+        self._started_at = started_at
+
+    def _ages(self) -> dict[str, dict[Key, float]]:
+        """Seconds since the newest sample, by metric and key."""
+        try:
+            answer = self._server.query(self._query)
+        except NoDataError:
+            return {}
+        labels = {metric.name: key_labels(metric, self._dialect) for metric in self._leaders}
+        ages: dict[str, dict[Key, float]] = defaultdict(dict)
+        for series in answer.series:
+            metric = series.labels[_SUBJECT]
+            key = tuple(series.labels.get(label, "") for label in labels[metric])
+            ages[metric][key] = float(series.values[-1])
+        return ages
+
+    def _gone(self, ages: Mapping[str, Mapping[Key, float]]) -> set[Absence]:
+        """Everything that has no fresh sample and should have."""
+        gone: set[Absence] = set()
+        for leader in self._leaders:
+            expected = self._expected[leader.name]
+            fresh = {key for key, age_s in ages.get(leader.name, {}).items() if age_s <= self._stale_s}
+            expected |= fresh
+            # A metric that no device or node ever had has no key to be missed under.
+            gone |= {(leader.level, key, leader.name) for key in (expected - fresh if expected else {()})}
+        return gone
+
+    def _described(self, absences: Iterable[Absence]) -> Iterator[str]:
+        """One phrase for each replica, device or node, with the metrics that are concerned."""
+        metrics: dict[tuple[Level, Key], list[str]] = defaultdict(list)
+        for level, key, metric in sorted(absences, key=lambda absence: (absence[0], natural(absence[1]))):
+            metrics[level, key].append(_selector(CATALOGUE[metric], self._dialect).partition("{")[0])
+        for (level, key), names in metrics.items():
+            label = " ".join(part for part in key if part)
+            who = f"{self._names.get(key, 'replica')} ({label})" if level is Level.REPLICA else f"{level.value} {label}"
+            yield f"{', '.join(sorted(names))} of {who if label else f'any {level.value}'}"
+
+    def _age(self, metric: Metric, dialect: Dialect) -> str:
+        by, selector = ", ".join(key_labels(metric, self._dialect)), _selector(metric, dialect)
+        return f'label_replace(time() - max by ({by}) (timestamp({selector})), "{_SUBJECT}", "{metric.name}", "", "")'
+
+
+def _selector(metric: Metric, dialect: Dialect) -> str:
+    return render(metric, dialect, _LARGEST_WINDOW_S).raw
+
+
+def active(server: PrometheusServer) -> list[Target]:
+    """Everything that the server scrapes. Raises PrometheusError."""
+    return list(server.read("targets", state="active")["activeTargets"])
+
+
+def last_error(target: Target) -> str:
+    """Why it is down."""
+    return str(target.get("lastError") or "it does not say why")
+
+
+def twice(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
+    """Which replica the server scrapes more than once, so that whatever is summed is too high; empty: none, or it does not tell."""
+    try:
+        targets = active(server)
+    except (PrometheusError, KeyError, TypeError):
+        return ""
+    for name in replicas:
+        jobs = [str(target["labels"].get("job")) for target in targets if target["labels"].get(label) == name]
+        if len(jobs) > 1:
+            return f"{server} scrapes {label}={name} {len(jobs)} times, as {' and '.join(jobs)}"
+    return ""
+
+
+def why_unseen(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
+    """What keeps the server from seeing some of these replicas; empty when its targets do not tell."""
+    try:
+        by_name = {target["labels"].get(label, ""): target for target in active(server)}
+        for name in replicas:
+            if name in by_name and by_name[name].get("health") == "down":
+                return f"{server} cannot scrape {by_name[name]['scrapeUrl']}: {last_error(by_name[name])}"
+    except (PrometheusError, KeyError, TypeError):
+        return ""  # a store in front of several servers has no targets
+    unknown = [name for name in replicas if name not in by_name]
+    return (
+        f"{server} has no target with the label {label}={unknown[0]}: its discovery does not find it" if unknown else ""
+    )

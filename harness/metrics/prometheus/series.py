@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from harness.errors import PrometheusError
 from harness.metrics.catalogue import Level, Metric
-from harness.metrics.prometheus.adapter import MAX_POINTS, Series
+from harness.metrics.prometheus.client import MAX_POINTS, SampledSeries
 from harness.metrics.promql import Dialect
 from harness.metrics.promql_math import RunningTotal
 from harness.metrics.row_builder import NO_REPLICA, NO_REQUESTS, TOO_FEW
@@ -41,15 +41,15 @@ NO_SAMPLE = "Prometheus holds no sample of this step: a gap, or it scrapes more 
 NOT_A_NUMBER = "Prometheus answered NaN"
 
 
-def by_labels(series: Sequence[Series], names: Sequence[str]) -> dict[Key, list[Series]]:
+def by_labels(series: Sequence[SampledSeries], names: Sequence[str]) -> dict[Key, list[SampledSeries]]:
     """The series grouped by the values of some labels (several in a group: a container that was restarted)."""
-    groups: dict[Key, list[Series]] = defaultdict(list)
-    for one in series:
-        groups[tuple(one.labels.get(name, "") for name in names)].append(one)
+    groups: dict[Key, list[SampledSeries]] = defaultdict(list)
+    for member in series:
+        groups[tuple(member.labels.get(name, "") for name in names)].append(member)
     return dict(groups)
 
 
-def measured(samples: Sequence[Series], grid_ms: NDArray[np.int64], age_ms: int) -> Flags:
+def measured(samples: Sequence[SampledSeries], grid_ms: NDArray[np.int64], age_ms: int) -> Flags:
     """For each grid time, whether a sample is at most ``age_ms`` old (a step, as a rule); shape (rows,)."""
     flags = np.zeros(len(grid_ms), dtype=np.bool_)
     for series in samples:
@@ -59,7 +59,7 @@ def measured(samples: Sequence[Series], grid_ms: NDArray[np.int64], age_ms: int)
     return flags
 
 
-def has_reset(samples: Sequence[Series]) -> bool:
+def has_reset(samples: Sequence[SampledSeries]) -> bool:
     """A counter fell somewhere in the range."""
     return any(bool((np.diff(series.values) < 0).any()) for series in samples)
 
@@ -75,22 +75,24 @@ class CountedTotal:
         self._start_ms = start_ms
         self._totals: dict[tuple[tuple[str, str], ...], RunningTotal] = defaultdict(RunningTotal)
 
-    def advance(self, samples: Sequence[Series], grid_ms: NDArray[np.int64]) -> NDArray[np.float64]:
+    def advance(self, samples: Sequence[SampledSeries], grid_ms: NDArray[np.int64]) -> NDArray[np.float64]:
         """The total at each grid time, NaN before the first sample; shape (rows,).
 
         Args:
             samples: raw samples that no earlier call was given.
         """
-        new = {tuple(sorted(one.labels.items())): one for one in samples}
+        new = {tuple(sorted(series.labels.items())): series for series in samples}
         columns = [
-            self._one(self._totals[key], new.get(key), grid_ms) for key in sorted(new.keys() | self._totals.keys())
+            self._total(self._totals[key], new.get(key), grid_ms) for key in sorted(new.keys() | self._totals.keys())
         ]
         if not columns:
             return np.full(len(grid_ms), np.nan)
         stacked = np.stack(columns)
         return np.where(np.isnan(stacked).all(axis=0), np.nan, np.nansum(stacked, axis=0))
 
-    def _one(self, total: RunningTotal, series: Series | None, grid_ms: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _total(
+        self, total: RunningTotal, series: SampledSeries | None, grid_ms: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
         history = [total.counted if total.seen else np.nan]
         times_ms = series.times_ms if series is not None else np.empty(0, dtype=np.int64)
         for time_ms, value in zip(times_ms.tolist(), series.values.tolist() if series is not None else (), strict=True):
@@ -133,24 +135,23 @@ def identity(metric: Metric, dialect: Dialect, labels: Mapping[str, str]) -> dic
     return {name: labels[name] for name in names if labels.get(name)}
 
 
-def mixed(metric: Metric, samples: Sequence[Series]) -> str:
+def mixed(metric: Metric, samples: Sequence[SampledSeries]) -> str:
     """Why samples with one key cannot be one thing: two things had it at the same time; empty when they can.
 
     Args:
         samples: raw samples with the same key. One thing after another is fine: an exporter that was restarted.
     """
-    names = _TELLING[metric.level][:1]
+    label, *_ = (*_TELLING[metric.level], "")
     spans: dict[str, tuple[int, int]] = {}
-    for one in samples:
-        for name in names:
-            thing = one.labels.get(name, "")
-            first, last = spans.get(thing, (int(one.times_ms[0]), int(one.times_ms[-1])))
-            spans[thing] = min(first, int(one.times_ms[0])), max(last, int(one.times_ms[-1]))
+    for series in samples if label else ():
+        thing, first, last = series.labels.get(label, ""), int(series.times_ms[0]), int(series.times_ms[-1])
+        known_first, known_last = spans.get(thing, (first, last))
+        spans[thing] = min(first, known_first), max(last, known_last)
     ordered = sorted(spans.items(), key=lambda item: item[1])
     for (thing, (_, last)), (other, (first, _)) in pairwise(ordered):
         if first < last:
             return (
-                f"Prometheus has one {metric.level.value} under two names at once ({names[0]} {thing} and {other}): "
+                f"Prometheus has one {metric.level.value} under two names at once ({label} {thing} and {other}): "
                 "narrow the selector, or give the label that tells nodes apart"
             )
     return ""
@@ -162,7 +163,7 @@ def natural(text: str | Key) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(joined)]
 
 
-def used_bounds(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
+def used_bounds(before: Sequence[SampledSeries], after: Sequence[SampledSeries]) -> list[str]:
     """The ``le`` values to read. Only right when no counter was reset in the range.
 
     Args:
@@ -219,7 +220,7 @@ def column(
     metric: Metric,
     name: str,
     chunk: ExportGrid,
-    answers: Sequence[Series],
+    answers: Sequence[SampledSeries],
     present: NDArray[np.bool_],
     unmeasured: str = NO_SAMPLE,
 ) -> MetricColumn:

@@ -22,7 +22,7 @@ from harness.clock import Clock
 from harness.errors import ClusterError, NoDataError, PrometheusError
 from harness.metrics.catalogue import CATALOGUE, Level
 from harness.metrics.nvml import ACTIVITY, six_digits
-from harness.metrics.prometheus.adapter import Queryable, Series
+from harness.metrics.prometheus.client import PrometheusServer, SampledSeries
 from harness.metrics.prometheus.exporter import query_pool
 from harness.metrics.prometheus.series import Key, by_labels, device_names, key_labels, mixed
 from harness.metrics.promql import Dialect, quote
@@ -56,7 +56,7 @@ _INSTANCE = "GPU_I_ID"
 _DEVICE = CATALOGUE["gpu_utilization"]
 _HOST_CPU = "the processors are those of another machine: node_cpu_seconds_total of its node exporter tells of them"
 
-Where = Callable[[], AbstractContextManager[tuple[Queryable, Dialect]]]
+Where = Callable[[], AbstractContextManager[tuple[PrometheusServer, Dialect]]]
 """Opens the server and says how it names the GPUs in use."""
 
 
@@ -99,7 +99,7 @@ class PrometheusTelemetry:
 
 def collect_telemetry(
     path: Path,
-    server: Queryable,
+    server: PrometheusServer,
     dialect: Dialect,
     *,
     start_s: float,
@@ -172,7 +172,9 @@ def _summary(
     )
 
 
-def _samples(server: Queryable, dialect: Dialect, names: Sequence[str], begin_ms: int, end_ms: int) -> Sequence[Series]:
+def _samples(
+    server: PrometheusServer, dialect: Dialect, names: Sequence[str], begin_ms: int, end_ms: int
+) -> Sequence[SampledSeries]:
     """Of one field, of every GPU in use. Raises PrometheusError."""
     matchers = [f"__name__=~{quote('|'.join(names))}", dialect.gpus]
     try:
@@ -184,7 +186,7 @@ def _samples(server: Queryable, dialect: Dialect, names: Sequence[str], begin_ms
 def _fill(
     into: NDArray[np.float64],
     times_ms: NDArray[np.int64],
-    devices: Mapping[Key, Sequence[Series]],
+    devices: Mapping[Key, Sequence[SampledSeries]],
     key: Key,
     column: str,
 ) -> str:

@@ -10,8 +10,8 @@ from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError
-from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.promql import PrometheusSource
 from harness.results import layout, requests
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest

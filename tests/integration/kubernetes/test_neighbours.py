@@ -20,7 +20,7 @@ from harness.clock import SystemClock
 from harness.errors import BackendError, ReasonCode
 from harness.metrics.catalogue import select
 from harness.metrics.csv_reader import read_experiment
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.results import layout
 from harness.results.from_prometheus import read_source
@@ -242,7 +242,7 @@ def test_a_prometheus_gives_each_workload_series_of_its_own_now_and_later(deploy
         window_s=of.timing.window_s,
         sink=again,
         replicas=origin.pods,
-        beside=origin.beside(),
+        neighbours=origin.neighbour_replicas(),
     )
     assert {(row.metric, row.series) for row in again.rows} == {(row.metric, row.series) for row in rows.rows}
     for time_s in {row.timestamp_s for row in again.rows}:

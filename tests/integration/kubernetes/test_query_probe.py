@@ -12,9 +12,9 @@ from harness.backends.kubernetes.probe import check_prometheus, cost_of, rehears
 from harness.clock import SystemClock
 from harness.errors import IssueLevel
 from harness.metrics.catalogue import STANDARD, select
-from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.source import PrometheusSource
-from harness.metrics.prometheus.watch import active
+from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.prometheus.recorder import active
+from harness.metrics.promql import PrometheusSource
 from harness.spec import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.integration.metrics.pages import Pages
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus

@@ -10,7 +10,7 @@ from prometheus_api_client import PrometheusConnect
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE, STANDARD, select
 from harness.metrics.machine import ProcessUsage
-from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
+from harness.metrics.prometheus.client import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster, local, render

@@ -11,7 +11,7 @@ from harness.campaign import reexport
 from harness.campaign.folder import create
 from harness.campaign.source import given
 from harness.errors import CampaignFileError, IssueLevel, PrometheusError
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.promql import PrometheusSource
 from harness.spec import KubernetesSpec
 from harness.spec.kubernetes import PrometheusAccess
 from tests.integration.metrics.prometheus_server import INSTALLED, prometheus

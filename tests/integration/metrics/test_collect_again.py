@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.promql import PrometheusSource
 from harness.results import finalise
 from harness.results.from_prometheus import save_source
 from harness.results.layout import attempt_folder

@@ -10,7 +10,7 @@ import pytest
 from harness.clock import SystemClock
 from harness.errors import NoDataError
 from harness.metrics.catalogue import CATALOGUE, Kind, select
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import local, render
 from harness.metrics.recorder import Recorder

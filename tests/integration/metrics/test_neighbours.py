@@ -3,9 +3,9 @@
 import pytest
 
 from harness.metrics.catalogue import STANDARD, Level, select
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.promql import PrometheusSource
 from harness.metrics.rows import neighbour_of
 from harness.results.writers import ExperimentWriter
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
@@ -49,7 +49,7 @@ def server(tmp_path_factory):
         yield asked
 
 
-def exported(server, dialect, replicas, beside=(), sink=None, metrics=METRICS):
+def exported(server, dialect, replicas, neighbours=(), sink=None, metrics=METRICS):
     rows = RowList()
     summary = export(
         server,
@@ -61,14 +61,14 @@ def exported(server, dialect, replicas, beside=(), sink=None, metrics=METRICS):
         window_s=WINDOW_S,
         sink=sink or rows,
         replicas=replicas,
-        beside=beside,
+        neighbours=neighbours,
     )
     return summary, rows.rows
 
 
 @pytest.fixture(scope="module")
 def together(server):
-    return exported(server, ORIGIN.dialect(), ORIGIN.pods, ORIGIN.beside())
+    return exported(server, ORIGIN.dialect(), ORIGIN.pods, ORIGIN.neighbour_replicas())
 
 
 def keyed(rows, *, of_neighbour=""):
@@ -90,7 +90,7 @@ def test_the_measured_replicas_rows_are_those_without_neighbours(server, togethe
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_neighbours_rows_are_those_of_its_pods_measured_by_themselves(server, together, place):
-    one = ORIGIN.beside()[place]
+    one = ORIGIN.neighbour_replicas()[place]
     own = [metric for metric in METRICS if metric.level is Level.REPLICA and metric.name not in together[0].absent]
     _, rows = exported(server, one.dialect, one.replicas, metrics=own)
 
@@ -118,7 +118,7 @@ def test_csvs_hold_the_same_rows_metric_by_metric(server, together, tmp_path):
     with ExperimentWriter(
         tmp_path, workload="victim", replicas=2, metrics=names, start_s=START_S, step_s=STEP_S
     ) as writer:
-        exported(server, ORIGIN.dialect(), ORIGIN.pods, ORIGIN.beside(), sink=writer)
+        exported(server, ORIGIN.dialect(), ORIGIN.pods, ORIGIN.neighbour_replicas(), sink=writer)
 
     [path] = tmp_path.glob("*_throughput_*.csv")
     written = [line.split(",")[2:4] for line in path.read_text().splitlines()[1:]]

@@ -9,7 +9,7 @@ import pytest
 from harness.clock import SystemClock
 from harness.errors import MetricsError, UsageError
 from harness.metrics.catalogue import select
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.recorder import PrometheusRecorder
 from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster

@@ -10,9 +10,9 @@ from harness.analysis.metrics.measured import measure
 from harness.analysis.read import read_experiment
 from harness.errors import StorageError
 from harness.metrics.nvml import ACTIVITY
-from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.telemetry import FIELDS, PrometheusTelemetry
+from harness.metrics.promql import PrometheusSource
 from harness.metrics.telemetry import GPU_COLUMNS, columns
 from harness.results import finalise
 from harness.results.from_prometheus import save_source

@@ -12,7 +12,7 @@ from harness.backends.kubernetes import api as kubernetes_api
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.watch import Watcher
 from harness.errors import BackendError, ClusterError
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.client import PrometheusServer
 from harness.replica.server import MetricsServer, Response
 from harness.spec import KubernetesSpec
 from tests.support.fake_cluster import FakeCluster, Review

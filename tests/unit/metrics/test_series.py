@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.prometheus.adapter import QueryAnswer, Series
+from harness.metrics.prometheus.client import QueryAnswer, SampledSeries
 from harness.metrics.prometheus.series import (
     CountedTotal,
     ExportGrid,
@@ -25,14 +25,13 @@ from harness.metrics.prometheus.series import (
     node_names,
     used_bounds,
 )
-from harness.metrics.prometheus.source import PrometheusSource
-from harness.metrics.promql import Labels, cluster, local, one_of, render
+from harness.metrics.promql import Labels, PrometheusSource, cluster, local, one_of, render
 from harness.metrics.promql_math import histogram_quantile
 
 
 def series(times_ms, values=None, **labels):
     times = np.array(times_ms, dtype=np.int64)
-    return Series(labels, times, np.array(values if values is not None else times * 0.0, dtype=float))
+    return SampledSeries(labels, times, np.array(values if values is not None else times * 0.0, dtype=float))
 
 
 GRID_MS = np.arange(0, 6000, 1000)
@@ -104,7 +103,7 @@ DEVICE, NODE, REPLICA = CATALOGUE["gpu_power"], CATALOGUE["io_psi"], CATALOGUE["
 
 
 def spanning(first_ms, last_ms, **labels):
-    return Series(labels, np.array([first_ms, last_ms]), np.array([0.0, 1.0]))
+    return SampledSeries(labels, np.array([first_ms, last_ms]), np.array([0.0, 1.0]))
 
 
 def test_one_node_keeps_the_drivers_numbers():
@@ -180,7 +179,7 @@ class Knows:
             raise NoDataError("nothing matches.")
         known = zip(self.uuids, self.values, strict=True)
         return QueryAnswer(
-            [Series({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known]
+            [SampledSeries({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known]
         )
 
 
@@ -231,7 +230,7 @@ VALUES = np.array([float(bound) for bound in BOUNDS])
 
 def buckets_of(counts):
     return [
-        Series({"le": bound}, np.array([1]), np.array([float(count)]))
+        SampledSeries({"le": bound}, np.array([1]), np.array([float(count)]))
         for bound, count in zip(BOUNDS, counts, strict=True)
     ]
 

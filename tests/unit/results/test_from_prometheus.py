@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.promql import PrometheusSource
 from harness.results import from_prometheus
 from harness.results.from_prometheus import read_source, save_source
 
@@ -27,7 +27,7 @@ def test_the_neighbours_of_an_experiment_are_kept_and_older_files_have_none(tmp_
     written = json.loads((tmp_path / "prometheus.json").read_text())
 
     assert read_source(tmp_path) == origin
-    [beside] = origin.beside()
+    [beside] = origin.neighbour_replicas()
     assert (beside.workload, beside.replicas) == ("noisy", ("noisy-1", "noisy-0"))
     assert beside.dialect.replicas == 'namespace="default",pod=~"noisy-1|noisy-0"'
     assert not PrometheusSource.from_dict(
