@@ -13,7 +13,13 @@ from harness.replica.errors import CannotBeMetError
 from harness.replica.settings import Settings
 from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS
 
-BUILTIN = {name: f"harness.replica.models.{name.replace('-', '_')}:make" for name in BUILTIN_WORKLOADS}
+_TRAINING = {
+    "resnet50-training": "resnet50:make_training",
+    "bert-training": "distilbert:make_training",
+    "mnist-training": "mnist:make_training",
+    "data-parallel-training": "data_parallel_training:make",
+}
+BUILTIN = {name: f"harness.replica.models.{_TRAINING.get(name, f'{name}:make')}" for name in BUILTIN_WORKLOADS}
 HOSTILE = dict.fromkeys(HOSTILE_WORKLOADS, "harness.replica.hostile:make")
 
 

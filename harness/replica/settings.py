@@ -63,6 +63,14 @@ class Settings:
             )
         return value
 
+    def whole(self, name: str, default: int, least: int, most: int | None = None) -> int:
+        """Return option ``name``, a whole number in a range. Raises SettingError for anything else."""
+        value = self.option(name, default)
+        if value < least or (most is not None and value > most):
+            wanted = f"{least} or more" if most is None else f"between {least} and {most}"
+            raise SettingError(f"WORKLOAD_OPTIONS: {name} {value} is not {wanted}.")
+        return value
+
     def number(self, name: str, default: float) -> float:
         """Return option ``name``, a number that is not negative. Raises SettingError for anything else."""
         value = self.options.get(name, default)

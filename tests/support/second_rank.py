@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from harness.replica.models import data_parallel_training
-from harness.replica.models.second_process import live
 
 FOLDER_VARIABLE = "SECOND_RANK_FOLDER"
 
@@ -24,4 +23,4 @@ class Observed(data_parallel_training.RankTraining):
 
 if __name__ == "__main__":
     data_parallel_training.RankTraining = Observed
-    live(data_parallel_training._second)
+    data_parallel_training.live(data_parallel_training._second)

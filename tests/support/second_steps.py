@@ -3,8 +3,8 @@
 import sys
 import threading
 
-from harness.replica.models import second_process
-from harness.replica.models.second_process import SecondProcess, live
+from harness.replica.models import data_parallel_training
+from harness.replica.models.data_parallel_training import SecondProcess, live
 from harness.replica.settings import Settings
 
 
@@ -22,7 +22,7 @@ def join(settings, port):
 
 def pause():
     """Start a second process, tell its id, and never look after it."""
-    second_process.NOTICE_S = 0.1
+    data_parallel_training.NOTICE_S = 0.1
     second = SecondProcess("tests.support.second_steps", Settings(), 7)
     sys.stdout.write(f"{second.pid}\n")
     sys.stdout.flush()

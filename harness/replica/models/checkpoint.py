@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,15 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _NAMED_AT_MOST = 4
 
 M = TypeVar("M", bound=nn.Module)
+S = TypeVar("S", bound=Any)
+"""A frozen dataclass of a model's numbers."""
 
 
 def build(make_model: Callable[[], M], settings: Settings, device: torch.device) -> M:
     """Return the model on ``device`` in the settings' precision, ready for inference.
 
-    Args:
-        make_model: makes it of the layers of ``harness.replica.models.layers``.
-        settings: seed or checkpoint, and precision.
-        device: where it goes.
-
-    Raises:
-        CannotBeMetError: the checkpoint is not one of this model.
+    ``make_model`` makes it of the layers of ``harness.replica.models.layers``. Raises CannotBeMetError when the
+    checkpoint is not one of this model.
     """
     model = _filled(make_model, settings)
     return model.eval().requires_grad_(requires_grad=False).to(device=device, dtype=DTYPES[settings.precision])
@@ -53,11 +51,36 @@ def _filled(make_model: Callable[[], M], settings: Settings) -> M:
     return model
 
 
-def read_config(settings: Settings) -> Mapping[str, object]:
-    """Return ``config.json`` of a checkpoint folder; empty for a single file and without a checkpoint."""
-    if not settings.checkpoint or not (settings.checkpoint / "config.json").is_file():
+def shape_of(settings: Settings, sizes: Mapping[str, S], names: Mapping[str, str], default: str = "base") -> S:
+    """Return the numbers of the ``model_size`` asked for, or of the checkpoint's ``config.json`` where there is one.
+
+    Args:
+        names: what ``config.json`` calls a field; classes are those that its ``id2label`` lists.
+
+    Raises:
+        CannotBeMetError: ``config.json`` cannot be read, or says something else than positive whole numbers.
+    """
+    shape = settings.choice_of("model_size", sizes, default)
+    config = _read_config(settings.checkpoint)
+    changes: dict[str, Any] = {}
+    for field, name in names.items():
+        if name in config:
+            value, several = config[name], isinstance(getattr(shape, field), tuple)
+            numbers = value if several and isinstance(value, list) else [value]
+            if isinstance(value, list) != several or not all(type(number) is int and number > 0 for number in numbers):
+                wanted = "positive whole numbers are" if several else "a positive whole number is"
+                raise CannotBeMetError(f"CHECKPOINT: config.json says {name} = {value!r}; {wanted} needed.")
+            changes[field] = tuple(value) if several else value
+    if isinstance(labels := config.get("id2label"), dict) and hasattr(shape, "classes"):
+        changes["classes"] = len(labels)
+    return dataclasses.replace(shape, **changes)
+
+
+def _read_config(source: Path | None) -> Mapping[str, Any]:
+    """``config.json`` of a checkpoint's folder; empty for a single file and without a checkpoint."""
+    if not source or not (source / "config.json").is_file():
         return {}
-    path = settings.checkpoint / "config.json"
+    path = source / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -65,28 +88,6 @@ def read_config(settings: Settings) -> Mapping[str, object]:
     if not isinstance(config, dict):
         raise CannotBeMetError(f"CHECKPOINT: {path} holds no JSON object.")
     return config
-
-
-def config_int(config: Mapping[str, object], name: str, default: int) -> int:
-    """Return a whole number of ``config.json``. Raises CannotBeMetError when it is something else."""
-    value = config.get(name, default)
-    if type(value) is not int or value < 1:
-        raise CannotBeMetError(f"CHECKPOINT: config.json says {name} = {value!r}; a positive whole number is needed.")
-    return value
-
-
-def config_ints(config: Mapping[str, object], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a list of whole numbers of ``config.json``. Raises CannotBeMetError when it is something else."""
-    values = config.get(name, list(default))
-    if not isinstance(values, list) or not all(type(value) is int and value > 0 for value in values):
-        raise CannotBeMetError(f"CHECKPOINT: config.json says {name} = {values!r}; positive whole numbers are needed.")
-    return tuple(values)
-
-
-def config_classes(config: Mapping[str, object], default: int) -> int:
-    """Return how many classes ``config.json`` names."""
-    labels = config.get("id2label")
-    return len(labels) if isinstance(labels, dict) else default
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

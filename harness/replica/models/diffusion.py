@@ -8,17 +8,15 @@ is that of Song et al. 2021 (DDIM, nothing random after the first noise), the gu
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
+from torch.nn.functional import layer_norm
 
-from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution
-from harness.replica.models.layers import Conv2d, Embedding, Linear
+from harness.replica.models.layers import Conv2d, Embedding, Linear, attend, named
 from harness.replica.settings import Settings
 
 CHANNELS = 4
@@ -33,7 +31,7 @@ _EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DiTShape:
     """The numbers of one model size."""
 
     width: int
@@ -43,58 +41,17 @@ class Shape:
 
 
 SIZES = {
-    "small": Shape(384, 6, 12),
-    "medium": Shape(768, 12, 12),
-    "large": Shape(1152, 16, 28),
+    "small": DiTShape(384, 6, 12),
+    "medium": DiTShape(768, 12, 12),
+    "large": DiTShape(1152, 16, 28),
     # For tests and quick starts: the same code at a thousandth of the work; no published size.
-    "tiny": Shape(32, 2, 2, latent_pixels=8),
+    "tiny": DiTShape(32, 2, 2, latent_pixels=8),
 }
 """Those that the paper calls S/2, B/2 and XL/2."""
 
 
-class PatchEmbedder(nn.Module):
-    """Each patch of the latents becomes a token."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.proj = Conv2d(CHANNELS, width, PATCH, PATCH)
-
-    def forward(self, latents: Tensor) -> Tensor:
-        """[B, 4, H, W] -> [B, H / 2 x W / 2, width], row after row."""
-        tokens: Tensor = self.proj(latents).flatten(2).transpose(1, 2)
-        return tokens
-
-
-class TimeEmbedder(nn.Module):
-    """How noisy the latents are, as waves and then as two matrices make of it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.mlp = nn.Sequential(Linear(_TIME_WAVES, width), nn.SiLU(), Linear(width, width))
-
-    def forward(self, times: Tensor) -> Tensor:
-        """[B] of 0 to 999 -> [B, width]."""
-        angles = times.float()[:, None] * _frequencies(_TIME_WAVES // 2, times.device)
-        waves = torch.cat([angles.cos(), angles.sin()], -1)
-        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
-        return out
-
-
-class ClassEmbedder(nn.Module):
-    """The table of classes."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.embedding_table = Embedding(CLASSES + 1, width)
-
-    def forward(self, classes: Tensor) -> Tensor:
-        """[B] -> [B, width]."""
-        out: Tensor = self.embedding_table(classes)
-        return out
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention over all patches."""
+class PatchAttention(nn.Module):
+    """Multi-head self-attention over all patches; one matrix for queries, keys and values."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -105,51 +62,22 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.proj(attend(query, key, value))
         return out
-
-
-class FeedForward(nn.Module):
-    """Two matrices and a GELU."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.fc1 = Linear(width, 4 * width)
-        self.fc2 = Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, width] -> [B, T, width]."""
-        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
-        return out
-
-
-class Modulation(nn.Sequential):
-    """What the condition does to a layer: so many vectors of the model's width."""
-
-    def __init__(self, width: int, vectors: int) -> None:
-        super().__init__(nn.SiLU(), Linear(width, vectors * width))
-        self._vectors = vectors
-
-    def forward(self, condition: Tensor) -> tuple[Tensor, ...]:
-        """[B, width] -> each [B, 1, width]."""
-        activation, matrix = self
-        vectors: Tensor = matrix(activation(condition))
-        return vectors[:, None].chunk(self._vectors, -1)
 
 
 class Block(nn.Module):
     """Attention and feed-forward, each scaled, shifted and gated by the condition."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attn = Attention(shape.width, shape.heads)
-        self.mlp = FeedForward(shape.width)
-        self.adaLN_modulation = Modulation(shape.width, 6)
+        self.attn = PatchAttention(width, heads)
+        self.mlp = named(fc1=Linear(width, 4 * width), gelu=nn.GELU("tanh"), fc2=Linear(4 * width, width))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 6 * width))
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """[B, T, width] under [B, width] -> [B, T, width]."""
-        shift, scale, gate, later_shift, later_scale, later_gate = self.adaLN_modulation(condition)
+        """[B, T, width] under [B, 1, width] -> [B, T, width]."""
+        shift, scale, gate, later_shift, later_scale, later_gate = self.adaLN_modulation(condition).chunk(6, -1)
         x = x + gate * self.attn(_modulated(x, shift, scale))
         out: Tensor = x + later_gate * self.mlp(_modulated(x, later_shift, later_scale))
         return out
@@ -161,31 +89,36 @@ class Head(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = Linear(width, PATCH * PATCH * 2 * CHANNELS)
-        self.adaLN_modulation = Modulation(width, 2)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), Linear(width, 2 * width))
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        """[B, T, width] under [B, width] -> [B, T, 2 x 2 x 8]."""
-        out: Tensor = self.linear(_modulated(x, *self.adaLN_modulation(condition)))
+        """[B, T, width] under [B, 1, width] -> [B, T, 2 x 2 x 8]."""
+        out: Tensor = self.linear(_modulated(x, *self.adaLN_modulation(condition).chunk(2, -1)))
         return out
 
 
 class DiT(nn.Module):
     """The whole network."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: DiTShape) -> None:
         super().__init__()
-        self.x_embedder = PatchEmbedder(shape.width)
-        self.t_embedder = TimeEmbedder(shape.width)
-        self.y_embedder = ClassEmbedder(shape.width)
-        places = position_table(shape.latent_pixels // PATCH, shape.width)
+        width = shape.width
+        self.x_embedder = named(proj=Conv2d(CHANNELS, width, PATCH, PATCH))
+        self.t_embedder = named(mlp=nn.Sequential(Linear(_TIME_WAVES, width), nn.SiLU(), Linear(width, width)))
+        self.y_embedder = named(embedding_table=Embedding(CLASSES + 1, width))
+        places = position_table(shape.latent_pixels // PATCH, width)
         self.pos_embed = nn.Parameter(places, requires_grad=False)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.final_layer = Head(shape.width)
+        self.blocks = nn.ModuleList(Block(width, shape.heads) for _ in range(shape.layers))
+        self.final_layer = Head(width)
 
     def forward(self, latents: Tensor, times: Tensor, classes: Tensor) -> Tensor:
-        """Latents [B, 4, H, W] as noisy as times [B] say, of classes [B] -> the noise in them, [B, 4, H, W]."""
-        x = self.x_embedder(latents) + self.pos_embed
-        condition = self.t_embedder(times) + self.y_embedder(classes)
+        """Latents [B, 4, H, W] as noisy as times [B] of 0 to 999 say, of classes [B] -> the noise in them, [B, 4, H, W]."""
+        x = (
+            self.x_embedder(latents).flatten(2).transpose(1, 2) + self.pos_embed
+        )  # a token for each patch, row after row
+        angles = times.float()[:, None] * _frequencies(_TIME_WAVES // 2, times.device)
+        waves = torch.cat([angles.cos(), angles.sin()], -1).to(self.pos_embed.dtype)
+        condition = (self.t_embedder(waves) + self.y_embedder(classes))[:, None]
         for block in self.blocks:
             x = block(x, condition)
         rows, columns = (pixels // PATCH for pixels in latents.shape[-2:])
@@ -220,51 +153,32 @@ def schedule(steps: int) -> tuple[Tensor, Tensor]:
     return times, torch.cat([kept[times], torch.ones(1)]).float()
 
 
-class Diffusion:
+class Diffusion(execution.Served):
     """Makes latents of noise, one batch a request."""
-
-    name = "diffusion"
 
     def __init__(self, settings: Settings) -> None:
         shape = settings.choice_of("model_size", SIZES, "small")
-        steps = settings.option("steps", 20)
-        if not 1 <= steps <= NOISE_LEVELS:
-            raise SettingError(f"WORKLOAD_OPTIONS: steps {steps} is not between 1 and {NOISE_LEVELS}.")
+        steps = settings.whole("steps", 20, 1, NOISE_LEVELS)
         self._guidance = settings.number("guidance", 4.0)
         device = execution.prepare_device(settings)
-        self.model = checkpoint.build(lambda: DiT(shape), settings, device)
+        model = checkpoint.build(lambda: DiT(shape), settings, device)
         generator = execution.input_generator(settings)
         size = (settings.batch_size, CHANNELS, shape.latent_pixels, shape.latent_pixels)
-        self.pool = execution.input_pool(lambda: torch.randn(size, generator=generator), device)
+        pool = execution.input_pool(lambda: torch.randn(size, generator=generator), device)
+        super().__init__(model, pool, settings, device)
         self.classes = torch.randint(CLASSES, size[:1], generator=generator).to(device)
         self._no_classes = torch.full_like(self.classes, CLASSES)
-        self._facts = execution.describe(settings, device, self.model)
         self._dtype = execution.DTYPES[settings.precision]
         self._times, self._kept = (table.to(device) for table in schedule(steps))
         self._places = list(torch.arange(steps, device=device)[:, None])
-        self._cleaner = execution.accelerate(self._step, (self.pool[0], self._places[0]), settings, device)
-        self._next_batch = itertools.cycle(self.pool).__next__
-        self._batch_size = settings.batch_size
+        self._cleaner = execution.accelerate(self._step, (pool[0], self._places[0]), settings, device)
 
-    def describe(self) -> dict[str, object]:
-        """Return what runs where."""
-        return self._facts
-
-    def serving(self) -> torch.inference_mode:
-        """Entered once around all requests: entering it for each costs an eager request 1 %."""
-        return torch.inference_mode()
-
-    def denoise(self, noise: Tensor) -> Tensor:
+    def answer(self, inputs: Tensor) -> Tensor:
         """Noise [B, 4, H, W] on the host -> latents of images, the same, on the host."""
-        latents = noise
+        latents = inputs
         for place in self._places:
             latents = self._cleaner(latents, place)
         return latents.cpu()
-
-    def infer(self) -> int:
-        """Serve one batch; returns its size."""
-        self.denoise(self._next_batch())
-        return self._batch_size
 
     def _step(self, latents: Tensor, place: Tensor) -> Tensor:
         """Latents [B, 4, H, W] before the step at ``place`` [1] -> after it, in fp32."""
@@ -283,6 +197,4 @@ class Diffusion:
         return torch.lerp(of_none, of_class, self._guidance)
 
 
-def make(settings: Settings) -> Diffusion:
-    """Make the workload."""
-    return Diffusion(settings)
+make = Diffusion

@@ -1,30 +1,30 @@
-"""DistilBERT text classification: 66,955,010 parameters, 128 tokens a text, 2 classes.
+"""DistilBERT text classification, and its fine-tuning: 66,955,010 parameters, 128 tokens a text, 2 classes.
 
 The encoder of Sanh et al. 2019 under a classification head. Tensors are named as in the `transformers`
-library's ``DistilBertForSequenceClassification``, whose checkpoints load as they are.
+library's ``DistilBertForSequenceClassification``, whose checkpoints load as they are. Training is of all weights, by AdamW.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution
-from harness.replica.models.classifier import Classifier
 from harness.replica.models.fp8 import use_fp8
-from harness.replica.models.layers import Embedding, Linear
+from harness.replica.models.layers import Attention, Embedding, Linear, named
+from harness.replica.models.training import LabelledBatch, Training, check
 from harness.replica.settings import Settings
 
 _EPSILON = 1e-12
+_WEIGHT_DECAY = 0.01
+CLASS_WORDS = 20
+_CLASS_WORD_SHARE = 1 / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BertShape:
     """The numbers of one model size."""
 
     width: int
@@ -37,16 +37,25 @@ class Shape:
 
 
 SIZES = {
-    "base": Shape(width=768, hidden=3072, heads=12, layers=6, vocabulary=30_522, positions=512, classes=2),
+    "base": BertShape(width=768, hidden=3072, heads=12, layers=6, vocabulary=30_522, positions=512, classes=2),
     # For tests and quick starts: the same code at a thousandth of the work.
-    "tiny": Shape(width=32, hidden=64, heads=2, layers=2, vocabulary=1000, positions=512, classes=2),
+    "tiny": BertShape(width=32, hidden=64, heads=2, layers=2, vocabulary=1000, positions=512, classes=2),
 }
+_CONFIG_NAMES = {
+    "width": "dim",
+    "hidden": "hidden_dim",
+    "heads": "n_heads",
+    "layers": "n_layers",
+    "vocabulary": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+_ATTENTION = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "out": "out_lin"}
 
 
 class Embeddings(nn.Module):
     """Token and position tables."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BertShape) -> None:
         super().__init__()
         self.word_embeddings = Embedding(shape.vocabulary, shape.width)
         self.position_embeddings = Embedding(shape.positions, shape.width)
@@ -59,55 +68,19 @@ class Embeddings(nn.Module):
         return out
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention over the whole text."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.heads = shape.heads
-        self.q_lin = Linear(shape.width, shape.width)
-        self.k_lin = Linear(shape.width, shape.width)
-        self.v_lin = Linear(shape.width, shape.width)
-        self.out_lin = Linear(shape.width, shape.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, width] -> [B, T, width]."""
-        query, key, value = (
-            project(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)
-            for project in (self.q_lin, self.k_lin, self.v_lin)
-        )
-        mixed = scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.out_lin(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-class FeedForward(nn.Module):
-    """Two matrices and a GELU."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.lin1 = Linear(shape.width, shape.hidden)
-        self.lin2 = Linear(shape.hidden, shape.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, T, width] -> [B, T, width]."""
-        out: Tensor = self.lin2(gelu(self.lin1(x)))
-        return out
-
-
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     """Attention and feed-forward, each added to its input and normalised."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BertShape) -> None:
         super().__init__()
-        self.attention = Attention(shape)
+        self.attention = Attention(shape.width, shape.heads, _ATTENTION)
         self.sa_layer_norm = nn.LayerNorm(shape.width, eps=_EPSILON)
-        self.ffn = FeedForward(shape)
+        self.ffn = named(lin1=Linear(shape.width, shape.hidden), gelu=nn.GELU(), lin2=Linear(shape.hidden, shape.width))
         self.output_layer_norm = nn.LayerNorm(shape.width, eps=_EPSILON)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
-        x = self.sa_layer_norm(self.attention(x) + x)
+        x = self.sa_layer_norm(self.attention(x, *self.attention.keys_values(x)) + x)
         out: Tensor = self.output_layer_norm(self.ffn(x) + x)
         return out
 
@@ -115,13 +88,10 @@ class Layer(nn.Module):
 class DistilBert(nn.Module):
     """The whole network."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: BertShape) -> None:
         super().__init__()
-        layers = nn.Sequential(*(Layer(shape) for _ in range(shape.layers)))
-        self.distilbert = nn.Sequential()
-        self.distilbert.add_module("embeddings", Embeddings(shape))
-        self.distilbert.add_module("transformer", nn.Sequential())
-        self.distilbert.get_submodule("transformer").add_module("layer", layers)
+        layers = nn.Sequential(*(BertLayer(shape) for _ in range(shape.layers)))
+        self.distilbert = named(embeddings=Embeddings(shape), transformer=named(layer=layers))
         self.pre_classifier = Linear(shape.width, shape.width)
         self.classifier = Linear(shape.width, shape.classes)
 
@@ -132,49 +102,47 @@ class DistilBert(nn.Module):
         return logits
 
 
-class DistilBertWorkload(Classifier):
-    """Classifies synthetic texts, one batch a request."""
-
-    name = "distilbert"
-
-    def __init__(self, settings: Settings) -> None:
-        shape = shape_of(settings, SIZES)
-        tokens = text_tokens(settings, shape)
-        device = execution.prepare_device(settings)
-        model = checkpoint.build(lambda: DistilBert(shape), settings, device)
-        facts = execution.describe(settings, device, model)
-        if settings.option("fp8", default=False):
-            facts["fp8_matrices"] = use_fp8(model, settings, device)
-        size = (settings.batch_size, tokens)
-        generator = execution.input_generator(settings)
-        pool = execution.input_pool(lambda: torch.randint(shape.vocabulary, size, generator=generator), device)
-        super().__init__(model, pool, settings, device)
-        self._facts = facts
+def _sizes(settings: Settings) -> tuple[BertShape, int]:
+    """The model's numbers, and how long a text is. Raises SettingError when that is longer than the model can read."""
+    shape = checkpoint.shape_of(settings, SIZES, _CONFIG_NAMES)
+    return shape, settings.whole("tokens", 128, 1, shape.positions)
 
 
-def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:
-    """Return the numbers of the size that is asked for, and of the checkpoint's ``config.json`` where there is one."""
-    shape = settings.choice_of("model_size", sizes, "base")
-    config = checkpoint.read_config(settings)
-    return Shape(
-        width=checkpoint.config_int(config, "dim", shape.width),
-        hidden=checkpoint.config_int(config, "hidden_dim", shape.hidden),
-        heads=checkpoint.config_int(config, "n_heads", shape.heads),
-        layers=checkpoint.config_int(config, "n_layers", shape.layers),
-        vocabulary=checkpoint.config_int(config, "vocab_size", shape.vocabulary),
-        positions=checkpoint.config_int(config, "max_position_embeddings", shape.positions),
-        classes=checkpoint.config_classes(config, shape.classes),
+def make(settings: Settings) -> execution.Classifier:
+    """Make the workload that classifies."""
+    shape, tokens = _sizes(settings)
+    device = execution.prepare_device(settings)
+    model = checkpoint.build(lambda: DistilBert(shape), settings, device)
+    facts = execution.describe(settings, device, model)
+    if settings.option("fp8", default=False):
+        facts["fp8_matrices"] = use_fp8(model, settings, device)
+    size = (settings.batch_size, tokens)
+    generator = execution.input_generator(settings)
+    pool = execution.input_pool(lambda: torch.randint(shape.vocabulary, size, generator=generator), device)
+    return execution.Classifier(model, pool, settings, device, facts)
+
+
+def labelled_texts(size: tuple[int, int], classes: int, vocabulary: int, generator: torch.Generator) -> LabelledBatch:
+    """Return tokens [texts, tokens] and labels [texts], which can be learnt: half of the tokens are from 20 words of the class."""
+    labels = torch.randint(classes, size[:1], generator=generator)
+    words = torch.randint(vocabulary, size, generator=generator)
+    own = labels[:, None] * CLASS_WORDS + torch.randint(CLASS_WORDS, size, generator=generator)
+    is_own = torch.rand(size, generator=generator) < _CLASS_WORD_SHARE
+    return torch.where(is_own, own % vocabulary, words), labels
+
+
+def make_training(settings: Settings) -> Training:
+    """Make the workload that trains."""
+    check(settings)
+    shape, tokens = _sizes(settings)
+    device = execution.prepare_device(settings)
+    model = checkpoint.build_for_training(lambda: DistilBert(shape), settings, device)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=settings.number("learning_rate", 5e-5),
+        weight_decay=_WEIGHT_DECAY,
+        capturable=settings.execution == "cuda-graph",
     )
-
-
-def text_tokens(settings: Settings, shape: Shape) -> int:
-    """Return how long a text is. Raises SettingError when it is longer than the model can read."""
-    tokens = settings.option("tokens", 128)
-    if not 1 <= tokens <= shape.positions:
-        raise SettingError(f"WORKLOAD_OPTIONS: tokens {tokens} is not between 1 and {shape.positions}.")
-    return tokens
-
-
-def make(settings: Settings) -> DistilBertWorkload:
-    """Make the workload."""
-    return DistilBertWorkload(settings)
+    size, generator = (settings.batch_size, tokens), execution.input_generator(settings)
+    pool = execution.input_pool(lambda: labelled_texts(size, shape.classes, shape.vocabulary, generator), device)
+    return Training(model, optimizer, pool, settings, device)

@@ -1,11 +1,13 @@
-"""What the built-in workloads share: the device, the number format, and how torch runs a model."""
+"""What the built-in workloads share: the device, the number format, how torch runs a model, and one batch a request."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ FEEDING_THREADS = 4
 """Most CPU threads beside a GPU, where they copy inputs and no more: a copy by as many as there are CPUs waits for the slowest."""
 
 Step = Callable[..., Tensor]
+Batch = TypeVar("Batch", Tensor, tuple[Tensor, Tensor])
 
 
 def prepare_device(settings: Settings) -> torch.device:
@@ -81,25 +84,22 @@ def input_generator(settings: Settings) -> torch.Generator:
     return torch.Generator().manual_seed((settings.seed * 1_000_003 + settings.replica + 1) % 2**63)
 
 
-def input_pool(make_batch: Callable[[], Tensor], device: torch.device, batches: int | None = None) -> list[Tensor]:
-    """Return host batches to serve in turn, page-locked for a GPU so that their copy is asynchronous.
+def input_pool(make_batch: Callable[[], Batch], device: torch.device, batches: int | None = None) -> list[Batch]:
+    """Return host batches to serve in turn, with their labels or without, page-locked for a GPU so that their copy is asynchronous.
 
     ``batches``: how many; None: a few, and fewer where they are large.
     """
     first = make_batch()
-    pool = [first, *(make_batch() for _ in range((batches or _few_batches(first)) - 1))]
-    return [batch.pin_memory() for batch in pool] if device.type == "cuda" else pool
+    nbytes: int = first.nbytes if isinstance(first, Tensor) else first[0].nbytes
+    few = max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(nbytes, 1)))
+    pool: list[Batch] = [first]
+    pool.extend(make_batch() for _ in range((batches or few) - 1))
+    return [page_locked(batch) for batch in pool] if device.type == "cuda" else pool
 
 
-def labelled_pool(make_batch: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """Return host batches of inputs and their labels to train on in turn, page-locked for a GPU."""
-    first = make_batch()
-    pool = [first, *(make_batch() for _ in range(_few_batches(first[0]) - 1))]
-    return [(inputs.pin_memory(), labels.pin_memory()) for inputs, labels in pool] if device.type == "cuda" else pool
-
-
-def _few_batches(batch: Tensor) -> int:
-    return max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(batch.nbytes, 1)))
+def page_locked(batch: Batch) -> Batch:
+    """The same in memory that a GPU reads by itself."""
+    return batch.pin_memory() if isinstance(batch, Tensor) else (batch[0].pin_memory(), batch[1].pin_memory())
 
 
 def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, device: torch.device) -> Step:
@@ -135,8 +135,10 @@ def accelerate_up_to(
     largest = len(example)
     offline = settings.scenario is not None and settings.scenario.kind == "offline"
     sizes = [largest] if offline else sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
-    if settings.execution == "compiled":
-        _allow_shapes(len(sizes))
+    if settings.execution == "compiled":  # one shape more would be an error, not eager with one line in a log
+        limits = torch._dynamo.config  # noqa: SLF001 - torch has no other place for it
+        limits.recompile_limit = max(limits.recompile_limit, len(sizes))
+        limits.fail_on_recompile_limit_hit = True
     steps = [accelerate(forward, (example[:size],), settings, device) for size in sizes]
     for size, step in zip(sizes, steps, strict=True):
         step(example[:size])  # compiled at the first call: before anybody waits for an answer
@@ -146,13 +148,6 @@ def accelerate_up_to(
         return steps[place](batch[: sizes[place]])
 
     return run
-
-
-def _allow_shapes(shapes: int) -> None:
-    """Let torch compile one function for so many shapes; one more is an error, not eager with one line in a log."""
-    limits = torch._dynamo.config  # noqa: SLF001 - torch has no other place for it
-    limits.recompile_limit = max(limits.recompile_limit, shapes)
-    limits.fail_on_recompile_limit_hit = True
 
 
 def compiled(forward: Step) -> Step:
@@ -176,11 +171,11 @@ class Captured:
     def __init__(
         self, forward: Step, examples: tuple[Tensor, ...], device: torch.device, *, training: bool = False
     ) -> None:
+        self._forward = forward
         with torch.inference_mode(mode=not training):
             self._record(forward, examples, device)
 
     def _record(self, forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> None:
-        self._forward = forward
         self._inputs = [example.to(device, copy=True) for example in examples]
         current = torch.cuda.current_stream(device)
         # Kernels of a graph keep the priority of the stream that they were recorded on.
@@ -201,3 +196,74 @@ class Captured:
             static.copy_(given, non_blocking=True)
         self._graph.replay()
         return self._output
+
+
+class Served:
+    """A model that answers one batch of its pool a request, in turn.
+
+    Args:
+        facts: for ``replica.json``; those of ``describe``, and more.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pool: Sequence[Tensor],
+        settings: Settings,
+        device: torch.device,
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        self.name = settings.workload
+        self.model = model
+        self.pool = pool
+        self._facts = facts or describe(settings, device, model)
+        self._next_batch = itertools.cycle(pool).__next__
+        self._batch_size = settings.batch_size
+        self._settings = settings
+        self._device = device
+
+    def describe(self) -> dict[str, object]:
+        """Return what runs where."""
+        return self._facts
+
+    def serving(self) -> torch.inference_mode:
+        """Entered once around all requests: entering it for each costs an eager request 1 %."""
+        return torch.inference_mode()
+
+    def answer(self, inputs: Tensor) -> Tensor:
+        """A batch on the host -> its answers on the host."""
+        raise NotImplementedError
+
+    def infer(self) -> int:
+        """Serve one batch; returns its size."""
+        self.answer(self._next_batch())
+        return self._batch_size
+
+
+class Classifier(Served):
+    """A model whose answer is the class of each input: [B, ...] -> logits [B, classes]."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        pool: Sequence[Tensor],
+        settings: Settings,
+        device: torch.device,
+        facts: dict[str, object] | None = None,
+    ) -> None:
+        super().__init__(model, pool, settings, device, facts)
+        self._forward = accelerate(model, (pool[0],), settings, device)
+
+    def answer(self, inputs: Tensor) -> Tensor:
+        """[B, ...] on the host -> classes [B] on the host."""
+        return self._forward(inputs).argmax(-1).cpu()
+
+    def serve_up_to(self) -> Callable[[int], int]:
+        """Return what serves any number of inputs up to the batch size in one pass; for dynamic batching."""
+        step = accelerate_up_to(self.model, self.pool[0], self._settings, self._device)
+
+        def serve(inputs: int) -> int:
+            step(self._next_batch(), inputs).argmax(-1).cpu()
+            return inputs
+
+        return serve

@@ -7,13 +7,14 @@ rounds, so that only bytes go through the device's memory between two convolutio
 from __future__ import annotations
 
 import importlib.util
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from harness.replica.errors import CannotBeMetError, SettingError
-from harness.replica.models.folded import Folded
+from harness.replica.models.layers import FoldedConvolution, replace
 from harness.replica.settings import Settings
 
 DTYPE = torch.float8_e4m3fn
@@ -30,25 +31,24 @@ class Fp8Linear(nn.Module):
 
     weight: Tensor
     scale: Tensor
-    one: Tensor
+    unit: Tensor
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.float()
         scale = weight.abs().max() / LARGEST
         self.bias = linear.bias
-        self.register_buffer("weight", (weight / scale).clamp(-LARGEST, LARGEST).to(DTYPE))
+        self.register_buffer("weight", to_fp8(weight / scale))
         self.register_buffer("scale", scale)
-        self.register_buffer("one", torch.ones_like(scale))
+        self.register_buffer("unit", torch.ones_like(scale))
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out], of the precision that came."""
-        # What is beyond the largest number would become none.
-        rows = x.flatten(0, -2).clamp(-LARGEST, LARGEST).to(DTYPE)
-        found = torch._scaled_mm(  # noqa: SLF001 - torch has no public name for it
-            rows, self.weight.t(), scale_a=self.one, scale_b=self.scale, bias=self.bias, out_dtype=x.dtype
+        rows = to_fp8(x.flatten(0, -2))
+        results = torch._scaled_mm(  # noqa: SLF001 - torch has no public name for it
+            rows, self.weight.t(), scale_a=self.unit, scale_b=self.scale, bias=self.bias, out_dtype=x.dtype
         )
-        return found.view(*x.shape[:-1], -1)
+        return results.view(*x.shape[:-1], -1)
 
 
 class Fp8Convolution(nn.Module):
@@ -62,22 +62,20 @@ class Fp8Convolution(nn.Module):
     bias: Tensor
     weight: Tensor
 
-    def __init__(self, folded: Folded) -> None:
+    def __init__(self, folded: FoldedConvolution) -> None:
         super().__init__()
-        self.folded: Folded | None = folded
+        self.folded: FoldedConvolution | None = folded
         self.side, self.stride = folded.weight.shape[-1], int(folded.stride[0])
         self.largest_in = self.largest_out = self.largest_shortcut = torch.finfo(torch.float32).tiny
         self.scale_in = self.scale_out = self.shortcut_multiplier = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, H, W] -> [B, out, H / stride, W / stride], channels last."""
-        return self._watched(self.folded, x, None, relu=False) if self.folded else self._convolved(x, None, relu=False)
+        return self._results(x, None, relu=False)
 
     def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """The same, with ``shortcut`` added, and a ReLU."""
-        if self.folded:
-            return self._watched(self.folded, x, shortcut, relu=True)
-        return self._convolved(x, shortcut, relu=True)
+        return self._results(x, shortcut, relu=True)
 
     def quantise(self) -> None:
         """Compute in FP8 from now on. Raises SettingError where the kernel does not take the number of channels."""
@@ -96,15 +94,14 @@ class Fp8Convolution(nn.Module):
         self.register_buffer("bias", self.folded.bias.float() / self.scale_out)
         self.folded = None
 
-    def _watched(self, folded: Folded, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
-        results = folded.relu(x, shortcut) if relu else folded(x)
-        self.largest_in = max(self.largest_in, float(x.abs().max()))
-        self.largest_out = max(self.largest_out, float(results.abs().max()))
-        if shortcut is not None:
-            self.largest_shortcut = max(self.largest_shortcut, float(shortcut.abs().max()))
-        return results
-
-    def _convolved(self, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
+    def _results(self, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
+        if self.folded:
+            results = self.folded.relu(x, shortcut) if relu else self.folded(x)
+            self.largest_in = max(self.largest_in, float(x.abs().max()))
+            self.largest_out = max(self.largest_out, float(results.abs().max()))
+            if shortcut is not None:
+                self.largest_shortcut = max(self.largest_shortcut, float(shortcut.abs().max()))
+            return cast("Tensor", results)
         if x.is_cuda:
             from harness.replica.models import fp8_kernel
 
@@ -160,13 +157,13 @@ def use_fp8(model: nn.Module, settings: Settings, device: torch.device) -> int:
     if settings.precision == "fp32":
         raise SettingError("WORKLOAD_OPTIONS: fp8 goes with PRECISION fp16 or bf16, of all that is no matrix.")
     _require_capability(device)
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and not any(size % _MULTIPLE for size in child.weight.shape):
-                setattr(parent, name, Fp8Linear(child))
-                count += 1
-    return count
+    linears = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and not any(size % _MULTIPLE for size in module.weight.shape)
+    ]
+    replace(model, {linear: Fp8Linear(linear) for linear in linears})
+    return len(linears)
 
 
 def wants_fp8_convolutions(settings: Settings, device: torch.device) -> bool:
@@ -195,11 +192,11 @@ def wants_fp8_convolutions(settings: Settings, device: torch.device) -> bool:
 
 def watched_convolutions(model: nn.Module) -> list[Fp8Convolution]:
     """Have every folded convolution of ``model`` watch its numbers; returns them, a block's shortcut before its others."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, Folded):
-                setattr(parent, name, Fp8Convolution(child))
-    return [module for module in model.modules() if isinstance(module, Fp8Convolution)]
+    convolutions = {
+        module: Fp8Convolution(module) for module in model.modules() if isinstance(module, FoldedConvolution)
+    }
+    replace(model, convolutions)
+    return list(convolutions.values())
 
 
 def _require_capability(device: torch.device) -> None:

@@ -1,27 +1,36 @@
 """Images in host memory, as JPEGs or as the bytes that they decode to, on their way to a model on the device.
 
 Each batch of bytes is copied into a page-locked buffer, from where it goes to the device on a stream of its own while the model
-computes on the batches before; JPEGs are decoded there. One kernel makes normalised numbers of the bytes. A thread does so ahead of the model where
-all batches are known beforehand; where requests come at times of their own, whoever serves them does, once they are there.
+computes on the batches before; JPEGs are decoded there, by nvJPEG a whole batch at once, and by Pillow where there is no GPU.
+One kernel makes normalised numbers of the bytes. A thread does so ahead of the model where all batches are known beforehand;
+where requests come at times of their own, whoever serves them does, once they are there.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from harness.replica.models.jpeg import Jpegs
+from harness.replica.errors import CannotBeMetError
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue, in 0 to 1."""
 SLOTS = 4
 """Buffers: one that is computed on, one that is next, one that is ready, one that is filled."""
+QUALITY = 90
+Step = Callable[[Tensor], Tensor]
+"""A batch on the device -> what is computed of it, which may still be going on."""
+Decode = Callable[[Sequence[Tensor]], Tensor]
+"""JPEG files, each uint8 [bytes] in host memory -> images [B, H, W, 3], bytes on the device, there when it returns."""
 
 
 class FromBytes(nn.Module):
@@ -30,7 +39,6 @@ class FromBytes(nn.Module):
     Args:
         pixels: height and width that the model takes; other images are resized, bilinear.
         layout: of the result in memory; channels last costs nothing, as the bytes lie so.
-        device: where it runs.
     """
 
     scale: Tensor
@@ -45,10 +53,78 @@ class FromBytes(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Convert, normalise and lay out in one kernel; resize in one more where it has to be."""
-        found = torch.addcmul(self.shift, images.permute(0, 3, 1, 2), self.scale)
-        if found.shape[-1] != self._pixels or found.shape[-2] != self._pixels:
-            found = interpolate(found, size=(self._pixels, self._pixels), mode="bilinear")
-        return found.contiguous(memory_format=self._layout)
+        numbers = torch.addcmul(self.shift, images.permute(0, 3, 1, 2), self.scale)
+        if numbers.shape[-2:] != (self._pixels, self._pixels):
+            numbers = interpolate(numbers, size=(self._pixels, self._pixels), mode="bilinear")
+        return numbers.contiguous(memory_format=self._layout)
+
+
+class Jpegs:
+    """A batch of JPEG files in the place of its bytes.
+
+    Args:
+        files: each uint8 [bytes] in host memory; all of images of one size.
+        shape: of what they decode to, [B, H, W, 3].
+    """
+
+    def __init__(self, files: Sequence[Tensor], shape: Sequence[int], decode: Decode) -> None:
+        self.files = files
+        self.shape = tuple(shape)
+        self._decode = decode
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, part: slice) -> Jpegs:
+        files = self.files[part]
+        return Jpegs(files, (len(files), *self.shape[1:]), self._decode)
+
+    def decoded(self) -> Tensor:
+        """[B, H, W, 3], bytes on the device."""
+        return self._decode(self.files)
+
+
+def encoded(images: Tensor, decode: Decode) -> Jpegs:
+    """Make files of images, bytes [B, H, W, 3] in host memory."""
+    files = []
+    for image in images.numpy():
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "JPEG", quality=QUALITY)
+        files.append(torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8))
+    return Jpegs(files, images.shape, decode)
+
+
+def decoder(device: torch.device) -> Decode:
+    """Return what decodes for a device.
+
+    Raises:
+        CannotBeMetError: for a GPU nvJPEG is reached through torchvision, which is not here, is of another torch, or is built without it.
+    """
+    if device.type != "cuda":
+        return _by_pillow
+    try:
+        from torchvision.io import ImageReadMode, decode_jpeg
+
+        def decode(files: Sequence[Tensor]) -> Tensor:
+            images = decode_jpeg(list(files), mode=ImageReadMode.RGB, device=device)
+            together = torch.stack(images).permute(0, 2, 3, 1)
+            # The decoder's own stream writes into what is freed here, and does not wait for who still reads it.
+            torch.cuda.current_stream(device).synchronize()
+            return together
+
+        decode(encoded(torch.zeros(1, 16, 16, 3, dtype=torch.uint8), _by_pillow).files)
+    except (ImportError, RuntimeError) as error:  # torchvision of another torch raises RuntimeError at its import
+        reason = str(error).partition("\n")[0]
+        raise CannotBeMetError(
+            f"WORKLOAD_OPTIONS: input jpeg decodes on the GPU by torchvision's nvJPEG, which torch {torch.__version__} cannot use here "
+            f"({reason}): install the torchvision of this torch, or set input to host-uint8."
+        ) from error
+    return decode
+
+
+def _by_pillow(files: Sequence[Tensor]) -> Tensor:
+    images = [np.asarray(Image.open(io.BytesIO(file.numpy().tobytes())).convert("RGB")) for file in files]
+    return torch.from_numpy(np.stack(images))
 
 
 class Resident:
@@ -57,12 +133,9 @@ class Resident:
     def __init__(self, batches: Sequence[Tensor]) -> None:
         self._next = itertools.cycle(batches).__next__
 
-    def through(self, step: Callable[[Tensor], Tensor], _inputs: int) -> Tensor:
-        """Return what ``step`` makes of the next batch; it may still be computing."""
+    def through(self, step: Step, _inputs: int) -> Tensor:
+        """Return what ``step`` makes of the next batch."""
         return step(self._next())
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 class _Slot:
@@ -92,23 +165,18 @@ class _Slot:
                 there.copy_(batch.decoded())
             self._arrived.record(stream)
 
-    def through(self, step: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what ``step`` makes of it; it may still be computing."""
+    def through(self, step: Step) -> Tensor:
+        """Return what ``step`` makes of it."""
         if self._on_gpu:
             torch.cuda.current_stream(self._device).wait_event(self._arrived)
-        found = step(self._there)
+        results = step(self._there)
         if self._on_gpu:
             self._used.record(torch.cuda.current_stream(self._device))
-        return found
+        return results
 
 
 class Feed:
-    """Brings batches to the device ahead of whoever computes on them.
-
-    Args:
-        batches: bytes or JPEGs in host memory, in turn; all of one shape.
-        device: where they are needed.
-    """
+    """Brings ``batches``, all of one shape, to the device in turn, ahead of whoever computes on them."""
 
     def __init__(self, batches: Sequence[Tensor] | Sequence[Jpegs], device: torch.device) -> None:
         self._in_turn: Iterator[Tensor | Jpegs] = itertools.cycle(batches)
@@ -120,14 +188,14 @@ class Feed:
         self._thread = threading.Thread(target=self._fill_all, name="image-feed", daemon=True)
         self._thread.start()
 
-    def through(self, step: Callable[[Tensor], Tensor], _inputs: int) -> Tensor:
-        """Return what ``step`` makes of the next batch; it may still be computing. Raises what the feeding thread raised."""
+    def through(self, step: Step, _inputs: int) -> Tensor:
+        """Return what ``step`` makes of the next batch. Raises what the feeding thread raised."""
         slot = self._ready.get()
         if isinstance(slot, BaseException):
             raise slot
-        found = slot.through(step)
+        results = slot.through(step)
         self._free.put(slot)
-        return found
+        return results
 
     def close(self) -> None:
         """End the thread."""
@@ -155,52 +223,38 @@ class OnDemand:
         self._slots = itertools.cycle([_Slot(batches[0], device) for _ in range(2)])
         self._stream = _copying_stream(device)
 
-    def through(self, step: Callable[[Tensor], Tensor], inputs: int) -> Tensor:
-        """Return what ``step`` makes of a batch whose first ``inputs`` are new; it may still be computing."""
+    def through(self, step: Step, inputs: int) -> Tensor:
+        """Return what ``step`` makes of a batch whose first ``inputs`` are new."""
         slot = next(self._slots)
         slot.fill(next(self._in_turn)[:inputs], self._stream)
         return slot.through(step)
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 def _copying_stream(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
-class Answers:
-    """Classes of batches, which are awaited while the next one is computed.
-
-    Args:
-        source: of the batches; closed with this.
-        device: where it computes.
-    """
+class AwaitedClasses:
+    """Classes of batches, which are awaited while the next one is computed; ``source`` is closed with this."""
 
     def __init__(self, source: Feed | OnDemand | Resident, batch_size: int, device: torch.device) -> None:
         self._source = source
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         on_gpu = self._stream is not None
-        self._buffers = itertools.cycle(
-            [
-                (
-                    torch.empty(batch_size, dtype=torch.int64, pin_memory=on_gpu),
-                    torch.cuda.Event() if on_gpu else None,  # type: ignore[no-untyped-call]
-                )
-                for _ in range(2)
-            ]
-        )
+        classes = [torch.empty(batch_size, dtype=torch.int64, pin_memory=on_gpu) for _ in range(2)]
+        events = [torch.cuda.Event() if on_gpu else None for _ in classes]  # type: ignore[no-untyped-call]
+        self._buffers = itertools.cycle(zip(classes, events, strict=True))
         self._begun: Callable[[], Tensor] | None = None
 
-    def begin(self, step: Callable[[Tensor], Tensor], inputs: int) -> Callable[[], Tensor]:
+    def begin(self, step: Step, inputs: int) -> Callable[[], Tensor]:
         """Begin to compute the logits [B, classes] of the next batch.
 
         Returns:
             What waits for its classes [B] on the host, which are overwritten by the second batch after it.
         """
         classes, there = next(self._buffers)
-        found = self._source.through(step, inputs).argmax(-1)
-        classes[: len(found)].copy_(found, non_blocking=True)
+        computed = self._source.through(step, inputs).argmax(-1)
+        classes[: len(computed)].copy_(computed, non_blocking=True)
         if there is not None:
             there.record(self._stream)
 
@@ -211,12 +265,13 @@ class Answers:
 
         return wait
 
-    def next(self, step: Callable[[Tensor], Tensor], inputs: int) -> Tensor:
+    def next(self, step: Step, inputs: int) -> Tensor:
         """Return the classes of the next batch, as ``begin``; the one after it is begun before."""
         wait = self._begun or self.begin(step, inputs)
         self._begun = self.begin(step, inputs)
         return wait()
 
     def close(self) -> None:
-        """End the source."""
-        self._source.close()
+        """End the thread of a feed."""
+        if isinstance(self._source, Feed):
+            self._source.close()

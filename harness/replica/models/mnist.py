@@ -1,12 +1,17 @@
 """Classifying small images, of MNIST's shape or CIFAR-10's, by convolutional networks of three sizes (and a tiny one).
 
-The images are made from a seed, or real ones from IDX files.
+The images are made from a seed, or real ones from IDX files. Training goes on epoch after epoch, each in an order of its own,
+by AdamW; a batch is gathered on the host and made ready in the request, or ahead of it by a thread (``prefetch``).
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
+import queue
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +21,8 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from harness.replica.errors import CannotBeMetError, SettingError
 from harness.replica.models import checkpoint, execution
-from harness.replica.models.classifier import Classifier
 from harness.replica.models.layers import Conv2d, Linear
+from harness.replica.models.training import LabelledBatch, Training, check
 from harness.replica.settings import Settings
 
 _PLACES = 4
@@ -32,7 +37,7 @@ _MOST_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class NetShape:
     """Channels of each stage, and convolutions in it."""
 
     widths: tuple[int, ...]
@@ -40,17 +45,17 @@ class Shape:
 
 
 SIZES = {
-    "tiny": Shape((8,), 1),
-    "small": Shape((16, 32), 1),
-    "medium": Shape((32, 64, 128), 2),
-    "large": Shape((64, 128, 256), 4),
+    "tiny": NetShape((8,), 1),
+    "small": NetShape((16, 32), 1),
+    "medium": NetShape((32, 64, 128), 2),
+    "large": NetShape((64, 128, 256), 4),
 }
 
 
 class SmallNet(nn.Module):
     """Stages of 3 x 3 convolutions with ReLU, each halved by its greatest values; means of 4 x 4 places; one matrix."""
 
-    def __init__(self, shape: Shape, channels: int) -> None:
+    def __init__(self, shape: NetShape, channels: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for width in shape.widths:
@@ -73,41 +78,6 @@ def network(settings: Settings) -> SmallNet:
     return SmallNet(settings.choice_of("model_size", SIZES, "small"), channels)
 
 
-class SmallImages(Classifier):
-    """Classifies batches of the images in turn."""
-
-    name = "mnist"
-
-    def __init__(self, settings: Settings) -> None:
-        device = execution.prepare_device(settings)
-        model = checkpoint.build(lambda: network(settings), settings, device)
-        data = LabelledImages(settings)
-        dtype = execution.DTYPES[settings.precision]
-        labels: list[Tensor] = []
-        order = torch.randperm(len(data.labels), generator=execution.input_generator(settings))
-        chosen = torch.split(order.repeat(-(-settings.batch_size // len(order)) + 1), settings.batch_size)
-
-        def batch() -> Tensor:
-            places = chosen[len(labels) % (len(chosen) - 1)]  # the last one may be short
-            labels.append(data.labels[places])
-            return as_input(data.images[places]).to(dtype)
-
-        pool = execution.input_pool(batch, device)
-        super().__init__(model, pool, settings, device)
-        self._labels = labels
-        self._facts["data"] = data.source
-
-    def evaluate(self) -> dict[str, float]:
-        """Accuracy and loss over the pool; of random weights they mean nothing."""
-        right, loss, count = 0, 0.0, 0
-        for inputs, labels in zip(self.pool, self._labels, strict=True):
-            logits = self._forward(inputs).float().cpu()
-            right += int((logits.argmax(-1) == labels).sum())
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
-            count += len(labels)
-        return {"accuracy": right / count, "loss": loss / count}
-
-
 class LabelledImages:
     """Images [N, channels, height, width] of bytes and their labels [N], on the host.
 
@@ -121,10 +91,8 @@ class LabelledImages:
 
     def __init__(self, settings: Settings) -> None:
         shape = settings.choice_of("image_shape", SHAPES, "mnist")
-        samples = settings.option("samples", 0)
+        samples = settings.whole("samples", 0, 0)
         files = settings.option("images", ""), settings.option("labels", "")
-        if samples < 0:
-            raise SettingError(f"WORKLOAD_OPTIONS: samples {samples} is not 0 (all) or more.")
         if bool(files[0]) != bool(files[1]):
             raise SettingError("WORKLOAD_OPTIONS: images and labels go together: both are paths of IDX files.")
         if files[0]:
@@ -140,6 +108,10 @@ class LabelledImages:
         self.images, self.labels = images[:samples], labels[:samples]
         self.held_out = images[samples : samples + held_out], labels[samples : samples + held_out]
         self.source = files[0] or f"made from seed {settings.seed}"
+
+    def batch(self, places: Tensor, dtype: torch.dtype = torch.float32) -> LabelledBatch:
+        """The images at ``places`` [B], as a network reads them, and their labels."""
+        return as_input(self.images[places]).to(dtype), self.labels[places]
 
 
 def as_input(images: Tensor) -> Tensor:
@@ -197,6 +169,143 @@ def read_idx(path: Path) -> Tensor:
     return torch.frombuffer(bytearray(data[start:]), dtype=torch.uint8).view(sizes)
 
 
+class SmallImages(execution.Classifier):
+    """Classifies batches of the images in turn."""
+
+    def __init__(self, settings: Settings) -> None:
+        device = execution.prepare_device(settings)
+        model = checkpoint.build(lambda: network(settings), settings, device)
+        data = LabelledImages(settings)
+        dtype = execution.DTYPES[settings.precision]
+        order = torch.randperm(len(data.labels), generator=execution.input_generator(settings))
+        chosen = torch.split(order.repeat(-(-settings.batch_size // len(order)) + 1), settings.batch_size)
+        in_turn = itertools.cycle(chosen[:-1])  # the last one may be short
+        batches = execution.input_pool(lambda: data.batch(next(in_turn), dtype), device)
+        super().__init__(model, [images for images, _ in batches], settings, device)
+        self._batches = batches
+        self._facts["data"] = data.source
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy and loss over the pool; of random weights they mean nothing."""
+        return _judged(self._forward, self._batches)
+
+
+def _judged(forward: execution.Step, batches: Iterable[LabelledBatch]) -> dict[str, float]:
+    """Accuracy and mean loss of logits."""
+    right, loss, count = 0, 0.0, 0
+    for inputs, labels in batches:
+        logits = forward(inputs).float().cpu()
+        right += int((logits.argmax(-1) == labels).sum())
+        loss += float(cross_entropy(logits, labels, reduction="sum"))
+        count += len(labels)
+    return {"accuracy": right / count, "loss": loss / count}
+
+
+class ImageTraining(Training):
+    """Steps over all images, in whole batches, and an evaluation on those held out; ``ranks`` processes train on a batch each, in turn."""
+
+    def __init__(self, settings: Settings, device: torch.device, *, rank: int = 0, ranks: int = 1) -> None:
+        model = checkpoint.build_for_training(lambda: network(settings), settings, device)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.number("learning_rate", 3e-3),
+            capturable=settings.execution == "cuda-graph",
+        )
+        self._data = LabelledImages(settings)
+        whole = settings.batch_size * ranks
+        if whole > len(self._data.labels):
+            raise SettingError(
+                f"BATCH_SIZE: {whole} in a step is more than the {len(self._data.labels)} images that are trained on."
+            )
+        own = slice(rank * settings.batch_size, (rank + 1) * settings.batch_size)
+        batches = self._in_turn(whole, own, execution.input_generator(settings), device)
+        first = next(batches)
+        super().__init__(model, optimizer, [first], settings, device)
+        self._facts["data"] = self._data.source
+        self._evaluate_after = settings.whole("epochs", 0, 0) * (len(self._data.labels) // whole)
+        self._evaluated: dict[str, object] = {}
+        depth = settings.whole("prefetch", 0, 0)
+        all_batches = itertools.chain([first], batches)
+        self._ahead = Prefetch(all_batches, depth) if depth else None
+        self._next_batch = (self._ahead or all_batches).__next__
+
+    def infer(self) -> int:
+        """As of its parent; after the last of the epochs it evaluates, and trains on."""
+        served = super().infer()
+        if self.steps == self._evaluate_after:
+            self._evaluated = {"evaluated_after_steps": self.steps, **self.evaluate()}
+        return served
+
+    def outcome(self) -> dict[str, object]:
+        """As of its parent; and accuracy and loss after the epochs, once they are over."""
+        return {**super().outcome(), **self._evaluated}
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy and loss on the images that were held out, once the epochs are over."""
+        while self.steps < self._evaluate_after:
+            self.infer()
+        parts = (torch.split(part, self._batch_size) for part in self._data.held_out)
+        self.model.eval()
+        with torch.no_grad():
+            result = _judged(lambda images: self.model(as_input(images).to(self._device)), zip(*parts, strict=True))
+        self.model.train()
+        return result
+
+    def close(self) -> None:
+        """End the thread that prepares batches."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _in_turn(
+        self, size: int, own: slice, generator: torch.Generator, device: torch.device
+    ) -> Iterator[LabelledBatch]:
+        """Of every ``size`` images in turn, this process's ``own``."""
+        while True:
+            order = torch.randperm(len(self._data.labels), generator=generator)
+            for places in torch.split(order[: len(order) // size * size], size):
+                batch = self._data.batch(places[own])
+                yield execution.page_locked(batch) if device.type == "cuda" else batch
+
+
+class Prefetch(Iterator[LabelledBatch]):
+    """The same batches in the same order, prepared ahead by a thread, at most ``depth`` of them; ``batches`` have no end."""
+
+    def __init__(self, batches: Iterator[LabelledBatch], depth: int) -> None:
+        self._ready: queue.Queue[LabelledBatch | Exception] = queue.Queue(depth)
+        self._closed = False
+        self._thread = threading.Thread(target=self._fill, args=(batches,), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> LabelledBatch:
+        """Return the next batch. Raises what preparing it raised."""
+        batch = self._ready.get()
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        """End the thread; no batch can be had afterwards."""
+        self._closed = True
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.01)
+            except queue.Empty:
+                continue
+
+    def _fill(self, batches: Iterator[LabelledBatch]) -> None:
+        try:
+            while not self._closed:
+                self._ready.put(next(batches))
+        except Exception as error:  # noqa: BLE001 - whoever takes the next batch raises it
+            self._ready.put(error)
+
+
 def make(settings: Settings) -> SmallImages:
-    """Make the workload."""
+    """Make the workload that classifies."""
     return SmallImages(settings)
+
+
+def make_training(settings: Settings) -> ImageTraining:
+    """Make the workload that trains."""
+    check(settings)
+    return ImageTraining(settings, execution.prepare_device(settings))

@@ -12,7 +12,6 @@ import dataclasses
 import random
 
 from harness.replica.custom_metrics import Activity
-from harness.replica.errors import SettingError
 from harness.replica.models import resnet50
 from harness.replica.settings import Settings
 
@@ -25,14 +24,12 @@ class Notebook:
     name = "notebook"
 
     def __init__(self, settings: Settings) -> None:
-        self._mean_requests = settings.option("burst_requests", 100)
+        self._mean_requests = settings.whole("burst_requests", 100, 1)
         self._mean_think_s = settings.number("think_s", 2.0)
-        if self._mean_requests < 1:
-            raise SettingError(f"WORKLOAD_OPTIONS: burst_requests {self._mean_requests} is not 1 or more.")
         options = {name: value for name, value in settings.options.items() if name not in _OWN_OPTIONS}
         self._work = resnet50.ResNet50(dataclasses.replace(settings, options=options))
         self.model, self.pool = self._work.model, self._work.pool
-        self.classify, self.serving, self.describe = self._work.classify, self._work.serving, self._work.describe
+        self.answer, self.serving, self.describe = self._work.answer, self._work.serving, self._work.describe
         seed = settings.seed * 1_000_003 + settings.replica
         self._random = random.Random(seed)  # noqa: S311 - a session to repeat, not a secret
         self._activity = Activity()
@@ -60,6 +57,4 @@ class Notebook:
             self._activity.enter("idle")
 
 
-def make(settings: Settings) -> Notebook:
-    """Make the workload."""
-    return Notebook(settings)
+make = Notebook

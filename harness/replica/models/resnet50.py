@@ -1,14 +1,14 @@
-"""ResNet-50 image classification: 25,557,032 parameters, 224 x 224 images, 1,000 classes.
+"""ResNet-50 image classification: 25,557,032 parameters, 224 x 224 images, 1,000 classes; and its training.
 
 The architecture of He et al. 2015, with the stride in the 3 x 3 convolution (v1.5). Tensors are named as in
-the `transformers` library's ``ResNetForImageClassification``, whose checkpoints load as they are.
+the `transformers` library's ``ResNetForImageClassification``, whose checkpoints load as they are. Training is on images of
+CIFAR-10's shape, 32 x 32 pixels of 10 classes (23,528,522 parameters), by stochastic gradient descent with momentum.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -16,16 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from harness.replica.errors import SettingError
-from harness.replica.models import checkpoint, execution, fp8, jpeg
-from harness.replica.models.classifier import Classifier
-from harness.replica.models.folded import Folded
-from harness.replica.models.image_input import Answers, Feed, FromBytes, OnDemand, Resident
-from harness.replica.models.layers import Conv2d, Linear
+from harness.replica.models import checkpoint, execution, fp8, image_input
+from harness.replica.models.layers import Conv2d, FoldedConvolution, Linear, named, replace
+from harness.replica.models.training import LabelledBatch, Training, check
 from harness.replica.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResNetShape:
     """The numbers of one model size."""
 
     stem: int
@@ -36,10 +34,15 @@ class Shape:
 
 
 SIZES = {
-    "base": Shape(stem=64, widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3), classes=1000, image_pixels=224),
+    "base": ResNetShape(stem=64, widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3), classes=1000, image_pixels=224),
     # For tests and quick starts: the same code at a thousandth of the work.
-    "tiny": Shape(stem=8, widths=(16, 32), depths=(1, 1), classes=10, image_pixels=32),
+    "tiny": ResNetShape(stem=8, widths=(16, 32), depths=(1, 1), classes=10, image_pixels=32),
 }
+TRAINING_SIZES = {name: dataclasses.replace(shape, classes=10, image_pixels=32) for name, shape in SIZES.items()}
+_CONFIG_NAMES = {"stem": "embedding_size", "widths": "hidden_sizes", "depths": "depths"}
+_PATTERN_PIXELS = 8
+_MOMENTUM = 0.9
+_WEIGHT_DECAY = 5e-4
 
 
 class ConvNorm(nn.Module):
@@ -82,7 +85,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """The whole network."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: ResNetShape) -> None:
         super().__init__()
         stem = ConvNorm(3, shape.stem, 7, stride=2)
         pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
@@ -91,10 +94,10 @@ class ResNet(nn.Module):
         for index, (width, depth) in enumerate(zip(shape.widths, shape.depths, strict=True)):
             first = Bottleneck(channels[index], width, stride=1 if index == 0 else 2)
             rest = [Bottleneck(width, width, stride=1) for _ in range(depth - 1)]
-            stages.append(_named(layers=nn.Sequential(first, *rest)))
-        self.resnet = _named(
-            embedder=_named(embedder=stem, activation=nn.ReLU(), pooler=pool),
-            encoder=_named(stages=nn.Sequential(*stages)),
+            stages.append(named(layers=nn.Sequential(first, *rest)))
+        self.resnet = named(
+            embedder=named(embedder=stem, activation=nn.ReLU(), pooler=pool),
+            encoder=named(stages=nn.Sequential(*stages)),
             pooler=nn.AdaptiveAvgPool2d(1),
         )
         self.classifier = nn.Sequential(nn.Flatten(), Linear(shape.widths[-1], shape.classes))
@@ -105,16 +108,17 @@ class ResNet(nn.Module):
         return logits
 
 
-def fold_norms(model: nn.Module, *, fuse: bool) -> None:
-    """Fold every normalisation into the convolution before it; ``fuse``: as of ``Folded``."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, ConvNorm):
-                stem = name == "embedder"
-                folded = Folded(child.convolution, child.normalization, fuse=fuse, activates=stem)
-                setattr(parent, name, folded)
-                if stem:
-                    parent.activation = nn.Identity()
+def fold_norms(model: ResNet, *, fuse: bool) -> int:
+    """Fold every normalisation into the convolution before it; returns how many of those are fused (see ``FoldedConvolution``)."""
+    stem = cast("nn.Sequential", model.resnet.get_submodule("embedder"))
+    folded = {
+        module: FoldedConvolution(module.convolution, module.normalization, fuse=fuse, activates=module is stem[0])
+        for module in model.modules()
+        if isinstance(module, ConvNorm)
+    }
+    replace(model, folded)
+    stem.activation = nn.Identity()
+    return sum(convolution.fused for convolution in folded.values())
 
 
 def use_fp8(model: ResNet, watch: Callable[[], object]) -> int:
@@ -130,11 +134,6 @@ def use_fp8(model: ResNet, watch: Callable[[], object]) -> int:
     return len(convolutions)
 
 
-def _named(**modules: nn.Module) -> nn.Sequential:
-    """Return a sequence whose steps have names, for tensors to be called what checkpoints call them."""
-    return nn.Sequential(OrderedDict(modules))
-
-
 HOST, DEVICE, HOST_UINT8, JPEG = INPUTS = ("host", "device", "host-uint8", "jpeg")
 _FED = (HOST_UINT8, JPEG)
 """What a feed brings to the device."""
@@ -146,64 +145,51 @@ _BATCHES = 4
 """Of bytes that are fed in turn: too many for the CPU's cache where batches are large."""
 
 
-class ResNet50(Classifier):
+def _layout(settings: Settings) -> torch.memory_format:
+    return torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
+
+
+class ResNet50(execution.Classifier):
     """Classifies synthetic images, one batch a request."""
 
-    name = "resnet50"
-
     def __init__(self, settings: Settings) -> None:
-        shape = shape_of(settings, SIZES)
-        device = execution.prepare_device(settings)
+        shape = checkpoint.shape_of(settings, SIZES, _CONFIG_NAMES)
+        device, layout = execution.prepare_device(settings), _layout(settings)
         in_fp8 = fp8.wants_fp8_convolutions(settings, device)
         torch.backends.cudnn.benchmark = settings.option("cudnn_benchmark", default=False)
         network = checkpoint.build(lambda: ResNet(shape), settings, device)
-        model: nn.Module = network
-        layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
-        model.to(memory_format=layout)  # type: ignore[call-overload]
-        facts = execution.describe(settings, device, model)
+        network.to(memory_format=layout)  # type: ignore[call-overload]
+        facts = execution.describe(settings, device, network)
         if settings.option("fold_norms", default=False):
             # torch.compile makes kernels of its own, and does not know cuDNN's fused ones.
-            fold_norms(model, fuse=settings.execution != "compiled")
-            facts["fused_convolutions"] = sum(isinstance(one, Folded) and one.fused for one in model.modules())
-        dtype = execution.DTYPES[settings.precision]
+            facts["fused_convolutions"] = fold_norms(network, fuse=settings.execution != "compiled")
         kind = settings.choice_of("input", dict(zip(INPUTS, INPUTS, strict=True)), HOST)
-        pixels = settings.option("source_pixels", 0) or shape.image_pixels
-        if pixels != shape.image_pixels and kind not in _FED:
-            raise SettingError(
-                "WORKLOAD_OPTIONS: source_pixels is of images in bytes: set input to host-uint8 or jpeg, too."
-            )
-        generator = execution.input_generator(settings)
-        # What comes at times of its own is not known before; all of Offline, and of the closed loop, is there from the start.
-        ahead = settings.scenario is None or settings.scenario.kind == "offline"
+        facts["input"] = kind
+        pool = _images(settings, shape.image_pixels, kind, device)
+        model: nn.Module = network
         if kind in _FED:
-            model = nn.Sequential(FromBytes(shape.image_pixels, dtype, layout, device), model)
-            size = (settings.batch_size, pixels, pixels, 3)
-            pool = execution.input_pool(
-                lambda: drawn_bytes(size, generator, detail=_DETAIL if kind == JPEG else 1),
-                torch.device("cpu"),  # what brings them to the device has page-locked buffers of its own
-                _BATCHES,
-            )
-        else:
-            size = (settings.batch_size, 3, pixels, pixels)
-            pool = execution.input_pool(
-                lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
-            )
-            pool = [batch.to(device) for batch in pool] if kind == DEVICE else pool
+            dtype = execution.DTYPES[settings.precision]
+            model = nn.Sequential(image_input.FromBytes(shape.image_pixels, dtype, layout, device), network)
         if in_fp8:
             facts["fp8_convolutions"] = use_fp8(network, lambda: model(pool[0][:_WATCHED_IMAGES].to(device)))
-        super().__init__(model, pool, settings, device)
-        self._facts = facts | {"input": kind}
+        super().__init__(model, pool, settings, device, facts)
+        # What comes at times of its own is not known before; all of Offline, and of the closed loop, is there from the start.
+        ahead = settings.scenario is None or settings.scenario.kind == "offline"
         self._ahead = ahead and kind != HOST
-        self._answers: Answers | None = None
-        brought: Sequence[Tensor] | Sequence[jpeg.Jpegs] = pool
+        self._answers: image_input.AwaitedClasses | None = None
+        brought: Sequence[Tensor] | Sequence[image_input.Jpegs] = pool
         if kind == JPEG:
-            decode = jpeg.decoder(device)
-            brought = [jpeg.encoded(batch, decode) for batch in pool]
+            decode = image_input.decoder(device)
+            brought = [image_input.encoded(batch, decode) for batch in pool]
             sizes = [len(file) for batch in brought for file in batch.files]
-            self._facts["jpeg_mean_bytes"] = round(sum(sizes) / len(sizes))
+            facts["jpeg_mean_bytes"] = round(sum(sizes) / len(sizes))
         if kind in _FED or self._ahead:
-            source = Resident(pool) if kind == DEVICE else Feed(brought, device) if ahead else OnDemand(brought, device)
-            self._answers = Answers(source, settings.batch_size, device)
+            source: image_input.Resident | image_input.Feed | image_input.OnDemand
+            if kind == DEVICE:
+                source = image_input.Resident(pool)
+            else:
+                source = (image_input.Feed if ahead else image_input.OnDemand)(brought, device)
+            self._answers = image_input.AwaitedClasses(source, settings.batch_size, device)
 
     def infer(self) -> int:
         """Serve one batch; returns its size."""
@@ -233,6 +219,26 @@ class ResNet50(Classifier):
             self._answers.close()
 
 
+def _images(settings: Settings, model_pixels: int, kind: str, device: torch.device) -> list[Tensor]:
+    """Batches of random images: numbers [B, 3, H, W] as the model reads them, or bytes [B, H, W, 3]."""
+    generator, layout = execution.input_generator(settings), _layout(settings)
+    pixels = settings.option("source_pixels", 0) or model_pixels
+    if kind in _FED:
+        size = (settings.batch_size, pixels, pixels, 3)
+        return execution.input_pool(
+            lambda: drawn_bytes(size, generator, detail=_DETAIL if kind == JPEG else 1),
+            torch.device("cpu"),  # what brings them to the device has page-locked buffers of its own
+            _BATCHES,
+        )
+    if pixels != model_pixels:
+        raise SettingError(
+            "WORKLOAD_OPTIONS: source_pixels is of images in bytes: set input to host-uint8 or jpeg, too."
+        )
+    size, dtype = (settings.batch_size, 3, pixels, pixels), execution.DTYPES[settings.precision]
+    pool = execution.input_pool(lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device)
+    return [batch.to(device) for batch in pool] if kind == DEVICE else pool
+
+
 def drawn_bytes(size: tuple[int, int, int, int], generator: torch.Generator, *, detail: int) -> Tensor:
     """Images [B, H, W, 3] of random colours, one for every ``detail`` pixels in each direction, and smooth in between."""
     if detail == 1:
@@ -243,19 +249,33 @@ def drawn_bytes(size: tuple[int, int, int, int], generator: torch.Generator, *, 
     return (255 * smooth).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
-def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:
-    """Return the numbers of the size that is asked for, and of the checkpoint's ``config.json`` where there is one."""
-    shape = settings.choice_of("model_size", sizes, "base")
-    config = checkpoint.read_config(settings)
-    return Shape(
-        stem=checkpoint.config_int(config, "embedding_size", shape.stem),
-        widths=checkpoint.config_ints(config, "hidden_sizes", shape.widths),
-        depths=checkpoint.config_ints(config, "depths", shape.depths),
-        classes=checkpoint.config_classes(config, shape.classes),
-        image_pixels=shape.image_pixels,
+make = ResNet50
+
+
+def labelled_images(images: int, patterns: Tensor, generator: torch.Generator) -> LabelledBatch:
+    """Return images [images, 3, 32, 32] and labels [images], which can be learnt: the class's pattern in noise."""
+    labels = torch.randint(len(patterns), (images,), generator=generator)
+    noise = torch.randn(images, *patterns.shape[1:], generator=generator)
+    return patterns[labels] + noise, labels
+
+
+def make_training(settings: Settings) -> Training:
+    """Make the workload that trains."""
+    check(settings)
+    shape = checkpoint.shape_of(settings, TRAINING_SIZES, _CONFIG_NAMES)
+    device, layout = execution.prepare_device(settings), _layout(settings)
+    model = checkpoint.build_for_training(lambda: ResNet(shape), settings, device)
+    model.to(memory_format=layout)  # type: ignore[call-overload]
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=settings.number("learning_rate", 0.05), momentum=_MOMENTUM, weight_decay=_WEIGHT_DECAY
     )
+    seeded = torch.Generator().manual_seed(settings.seed)
+    patterns = torch.randn(shape.classes, 3, _PATTERN_PIXELS, _PATTERN_PIXELS, generator=seeded)
+    patterns = interpolate(patterns, size=shape.image_pixels, mode="bilinear")
+    generator = execution.input_generator(settings)
 
+    def batch() -> LabelledBatch:
+        images, labels = labelled_images(settings.batch_size, patterns, generator)
+        return images.contiguous(memory_format=layout), labels
 
-def make(settings: Settings) -> ResNet50:
-    """Make the workload."""
-    return ResNet50(settings)
+    return Training(model, optimizer, execution.input_pool(batch, device), settings, device)

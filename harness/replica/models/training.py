@@ -17,6 +17,9 @@ from harness.replica.errors import SettingError, WorkloadError
 from harness.replica.models import execution
 from harness.replica.settings import Settings
 
+LabelledBatch = tuple[Tensor, Tensor]
+"""Inputs [B, ...] and labels [B], on the host."""
+
 
 def check(settings: Settings) -> None:
     """Raise SettingError for what cannot be trained with."""
@@ -36,15 +39,13 @@ class Training:
 
     Args:
         model: in training mode, on the device; inputs [B, ...] -> logits [B, classes].
-        pool: batches of inputs and labels [B] on the host.
-        device: where it runs.
     """
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        pool: list[tuple[Tensor, Tensor]],
+        pool: list[LabelledBatch],
         settings: Settings,
         device: torch.device,
     ) -> None:
@@ -64,9 +65,8 @@ class Training:
         self._batch_size = settings.batch_size
         self._part = settings.batch_size // settings.option("accumulation", 1)
         self._loss_of = execution.compiled(self._loss) if settings.execution == "compiled" else self._loss
-        self._train: execution.Step = self._step
-        if settings.execution == "cuda-graph":
-            self._train = execution.Captured(self._step, pool[0], device, training=True)
+        captured = settings.execution == "cuda-graph"
+        self._train = execution.Captured(self._step, pool[0], device, training=True) if captured else self._step
         if device.type == "cpu":
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(_let_signals_in)  # type: ignore[no-untyped-call]
@@ -88,8 +88,7 @@ class Training:
         loss = self._train(*self._next_batch()).item()
         self.steps += 1
         self.last_loss = loss
-        if self.first_loss is None:
-            self.first_loss = loss
+        self.first_loss = loss if self.first_loss is None else self.first_loss
         if not math.isfinite(loss):
             raise WorkloadError(
                 f"the loss of training step {self.steps} is {loss}; use a lower learning_rate, or PRECISION fp32 or bf16."

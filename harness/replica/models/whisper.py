@@ -9,18 +9,17 @@ size, so that the same code runs eagerly, compiled and as CUDA graphs.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import gelu
 
-from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution
-from harness.replica.models.layers import Conv1d, Embedding, Linear
+from harness.replica.models.layers import Attention, Conv1d, Embedding, Linear
 from harness.replica.settings import Settings
 
 SAMPLE_RATE_HZ = 16_000
@@ -40,8 +39,8 @@ _MULTILINGUAL_PROMPT = (50_258, 50_259, 50_359, 50_363)
 _MULTILINGUAL_VOCABULARY = 51_865
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+@dataclasses.dataclass(frozen=True, slots=True)
+class WhisperShape:
     """The numbers of one model size."""
 
     width: int
@@ -53,63 +52,67 @@ class Shape:
     positions: int
     prompt: tuple[int, ...]
     end_token: int
+    start_token: int | None = None
 
 
 SIZES = {
-    "base": Shape(512, 2048, 8, 6, _MULTILINGUAL_VOCABULARY, 80, 448, _MULTILINGUAL_PROMPT, end_token=50_257),
+    "base": WhisperShape(512, 2048, 8, 6, _MULTILINGUAL_VOCABULARY, 80, 448, _MULTILINGUAL_PROMPT, end_token=50_257),
     # For tests and quick starts: the same code at a thousandth of the work; no size of the published models.
-    "tiny": Shape(32, 64, 2, 2, vocabulary=1000, bands=80, positions=64, prompt=(1, 2, 3, 4), end_token=0),
+    "tiny": WhisperShape(32, 64, 2, 2, vocabulary=1000, bands=80, positions=64, prompt=(1, 2, 3, 4), end_token=0),
 }
+_CONFIG_NAMES = {
+    "width": "d_model",
+    "hidden": "encoder_ffn_dim",
+    "heads": "encoder_attention_heads",
+    "layers": "encoder_layers",
+    "vocabulary": "vocab_size",
+    "bands": "num_mel_bins",
+    "positions": "max_target_positions",
+    "start_token": "decoder_start_token_id",
+    "end_token": "eos_token_id",
+}
+_ATTENTION = {"key": "k_proj", "value": "v_proj", "query": "q_proj", "out": "out_proj"}
 
 
-class Attention(nn.Module):
-    """Multi-head attention in three steps, since keys and values outlive a call."""
+class WhisperLayer(nn.Module):
+    """Attentions, each with its norm before it, and a feed-forward."""
 
-    def __init__(self, shape: Shape) -> None:
+    self_attn: Attention
+    self_attn_layer_norm: nn.LayerNorm
+    encoder_attn: Attention
+    encoder_attn_layer_norm: nn.LayerNorm
+
+    def __init__(self, shape: WhisperShape, *attentions: str) -> None:
         super().__init__()
-        self.heads = shape.heads
-        self.k_proj = Linear(shape.width, shape.width, bias=False)
-        self.v_proj = Linear(shape.width, shape.width)
-        self.q_proj = Linear(shape.width, shape.width)
-        self.out_proj = Linear(shape.width, shape.width)
-
-    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, T, width] -> keys and values, each [B, heads, T, width / heads]."""
-        return self._split(self.k_proj(x)), self._split(self.v_proj(x))
-
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[B, T, width] -> [B, T, width]; mask [T, keys] is True where a query may look."""
-        mixed = scaled_dot_product_attention(self._split(self.q_proj(x)), keys, values, attn_mask=mask)
-        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        return out
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
-
-
-class EncoderLayer(nn.Module):
-    """Self-attention over the whole clip, and a feed-forward."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.self_attn = Attention(shape)
-        self.self_attn_layer_norm = nn.LayerNorm(shape.width)
+        for name in attentions:
+            self.add_module(name, Attention(shape.width, shape.heads, _ATTENTION, key_bias=False))
+            self.add_module(f"{name}_layer_norm", nn.LayerNorm(shape.width))
         self.fc1 = Linear(shape.width, shape.hidden)
         self.fc2 = Linear(shape.hidden, shape.width)
         self.final_layer_norm = nn.LayerNorm(shape.width)
 
+    def fed(self, x: Tensor) -> Tensor:
+        """What the feed-forward makes of [B, T, width], added to it."""
+        out: Tensor = x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
+        return out
+
+
+class EncoderLayer(WhisperLayer):
+    """Self-attention over the whole clip, and a feed-forward."""
+
+    def __init__(self, shape: WhisperShape) -> None:
+        super().__init__(shape, "self_attn")
+
     def forward(self, x: Tensor) -> Tensor:
         """[B, 1500, width] -> [B, 1500, width]."""
         normal = self.self_attn_layer_norm(x)
-        x = x + self.self_attn(normal, *self.self_attn.keys_values(normal))
-        out: Tensor = x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
-        return out
+        return self.fed(x + self.self_attn(normal, *self.self_attn.keys_values(normal)))
 
 
 class Encoder(nn.Module):
     """Log-mel frames to states, half as many."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: WhisperShape) -> None:
         super().__init__()
         self.conv1 = Conv1d(shape.bands, shape.width, kernel_size=3, padding=1)
         self.conv2 = Conv1d(shape.width, shape.width, kernel_size=3, stride=2, padding=1)
@@ -127,7 +130,7 @@ class Encoder(nn.Module):
 class Memory:
     """Keys and values of every decoder layer: of the text so far, and of the clip."""
 
-    def __init__(self, shape: Shape, batch_size: int, text_tokens: int, model: nn.Module) -> None:
+    def __init__(self, shape: WhisperShape, batch_size: int, text_tokens: int, model: nn.Module) -> None:
         like = next(model.parameters())
         heads = (shape.layers, 2, batch_size, shape.heads)
         self.text = like.new_zeros(*heads, text_tokens, shape.width // shape.heads)
@@ -135,18 +138,11 @@ class Memory:
         self.positions = torch.arange(text_tokens, device=like.device)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(WhisperLayer):
     """Attention to the text so far and to the clip, and a feed-forward."""
 
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.self_attn = Attention(shape)
-        self.self_attn_layer_norm = nn.LayerNorm(shape.width)
-        self.encoder_attn = Attention(shape)
-        self.encoder_attn_layer_norm = nn.LayerNorm(shape.width)
-        self.fc1 = Linear(shape.width, shape.hidden)
-        self.fc2 = Linear(shape.hidden, shape.width)
-        self.final_layer_norm = nn.LayerNorm(shape.width)
+    def __init__(self, shape: WhisperShape) -> None:
+        super().__init__(shape, "self_attn", "encoder_attn")
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor, text: Tensor, clip: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]; writes the keys and values of ``positions`` [T] into ``text``."""
@@ -154,15 +150,13 @@ class DecoderLayer(nn.Module):
         for kept, new in zip(text, self.self_attn.keys_values(normal), strict=True):
             kept.index_copy_(2, positions, new)
         x = x + self.self_attn(normal, text[0], text[1], mask)
-        x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), clip[0], clip[1])
-        out: Tensor = x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
-        return out
+        return self.fed(x + self.encoder_attn(self.encoder_attn_layer_norm(x), clip[0], clip[1]))
 
 
 class Decoder(nn.Module):
     """Tokens so far, and the clip, to states."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: WhisperShape) -> None:
         super().__init__()
         self.embed_tokens = Embedding(shape.vocabulary, shape.width)
         self.embed_positions = Embedding(shape.positions, shape.width)
@@ -188,7 +182,7 @@ class Decoder(nn.Module):
 class EncoderDecoder(nn.Module):
     """Both halves, under the name that checkpoints give them."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: WhisperShape) -> None:
         super().__init__()
         self.encoder = Encoder(shape)
         self.decoder = Decoder(shape)
@@ -197,7 +191,7 @@ class EncoderDecoder(nn.Module):
 class Whisper(nn.Module):
     """The whole network; the output matrix is the table of tokens."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: WhisperShape) -> None:
         super().__init__()
         self.model = EncoderDecoder(shape)
         self.end_token = shape.end_token
@@ -217,25 +211,19 @@ class Whisper(nn.Module):
         return token
 
 
-class WhisperWorkload:
+class WhisperWorkload(execution.Served):
     """Transcribes synthetic sound, one batch of clips of the same length a request."""
-
-    name = "whisper"
 
     def __init__(self, settings: Settings) -> None:
         shape = _shape(settings)
-        new_tokens = settings.option("new_tokens", 24)
-        most_tokens = shape.positions - len(shape.prompt)
-        if not 1 <= new_tokens <= most_tokens:
-            raise SettingError(f"WORKLOAD_OPTIONS: new_tokens {new_tokens} is not between 1 and {most_tokens}.")
+        new_tokens = settings.whole("new_tokens", 24, 1, shape.positions - len(shape.prompt))
         device = execution.prepare_device(settings)
-        model = self.model = checkpoint.build(lambda: Whisper(shape), settings, device)
-        generator = execution.input_generator(settings)
-        clips_s = itertools.cycle(CLIPS_S)
-        self.pool = execution.input_pool(
+        model = checkpoint.build(lambda: Whisper(shape), settings, device)
+        generator, clips_s = execution.input_generator(settings), itertools.cycle(CLIPS_S)
+        pool = execution.input_pool(
             lambda: synthetic_speech(settings.batch_size, next(clips_s), generator), device, batches=len(CLIPS_S)
         )
-        self._facts = execution.describe(settings, device, model)
+        super().__init__(model, pool, settings, device)
         self._log_mel = LogMel(shape.bands, device)
         self._dtype = execution.DTYPES[settings.precision]
         self._prompt = torch.tensor([shape.prompt] * settings.batch_size, device=device)
@@ -256,32 +244,16 @@ class WhisperWorkload:
         self._listen = execution.accelerate(listen, (mel,), settings, device)
         self._first_token = execution.accelerate(next_token, (self._prompt, self._prompt_positions), settings, device)
         self._next_token = execution.accelerate(next_token, step, settings, device)
-        self._device = device
-        self._next_batch = itertools.cycle(self.pool).__next__
-        self._batch_size = settings.batch_size
 
-    def describe(self) -> dict[str, object]:
-        """Return what runs where."""
-        return self._facts
-
-    def serving(self) -> torch.inference_mode:
-        """Entered once around all requests: entering it for each costs an eager request 1 %."""
-        return torch.inference_mode()
-
-    def transcribe(self, sound: Tensor) -> Tensor:
-        """[B, samples] on the host -> tokens [B, new_tokens] on the host."""
-        mel = self._log_mel(sound.to(self._device, non_blocking=True))
+    def answer(self, inputs: Tensor) -> Tensor:
+        """Sound [B, samples] on the host -> tokens [B, new_tokens] on the host."""
+        mel = self._log_mel(inputs.to(self._device, non_blocking=True))
         self._listen(mel.to(self._dtype))
         tokens = self._tokens
         tokens[:, 0] = self._first_token(self._prompt, self._prompt_positions)
         for index in range(1, tokens.shape[1]):
             tokens[:, index] = self._next_token(tokens[:, index - 1 : index], self._positions[index - 1])
         return tokens.cpu()
-
-    def infer(self) -> int:
-        """Serve one batch; returns its size."""
-        self.transcribe(self._next_batch())
-        return self._batch_size
 
 
 def synthetic_speech(batch_size: int, duration_s: int, generator: torch.Generator) -> Tensor:
@@ -294,24 +266,12 @@ def synthetic_speech(batch_size: int, duration_s: int, generator: torch.Generato
     return 0.1 * voice * syllables + 0.003 * torch.randn(batch_size, len(time_s), generator=generator)
 
 
-def _shape(settings: Settings) -> Shape:
-    shape = settings.choice_of("model_size", SIZES, "base")
-    config = checkpoint.read_config(settings)
-    if not config:
-        return shape
-    vocabulary = checkpoint.config_int(config, "vocab_size", shape.vocabulary)
-    start_token = checkpoint.config_int(config, "decoder_start_token_id", shape.prompt[0])
-    return Shape(
-        width=checkpoint.config_int(config, "d_model", shape.width),
-        hidden=checkpoint.config_int(config, "encoder_ffn_dim", shape.hidden),
-        heads=checkpoint.config_int(config, "encoder_attention_heads", shape.heads),
-        layers=checkpoint.config_int(config, "encoder_layers", shape.layers),
-        vocabulary=vocabulary,
-        bands=checkpoint.config_int(config, "num_mel_bins", shape.bands),
-        positions=checkpoint.config_int(config, "max_target_positions", shape.positions),
-        prompt=_MULTILINGUAL_PROMPT if vocabulary == _MULTILINGUAL_VOCABULARY else (start_token,),
-        end_token=checkpoint.config_int(config, "eos_token_id", shape.end_token),
-    )
+def _shape(settings: Settings) -> WhisperShape:
+    """A checkpoint of another vocabulary, or of one language, begins its text with its own start token alone."""
+    shape = checkpoint.shape_of(settings, SIZES, _CONFIG_NAMES)
+    if shape.start_token and shape.vocabulary != _MULTILINGUAL_VOCABULARY:
+        return dataclasses.replace(shape, prompt=(shape.start_token,))
+    return shape
 
 
 class LogMel:
@@ -360,6 +320,4 @@ def _hz(mel: float) -> float:
     return _LOG_FROM_HZ * math.exp(_LOG_STEP * (mel - _LOG_FROM_MEL))
 
 
-def make(settings: Settings) -> WhisperWorkload:
-    """Make the workload."""
-    return WhisperWorkload(settings)
+make = WhisperWorkload

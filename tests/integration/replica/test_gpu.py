@@ -9,7 +9,7 @@ import torch
 
 from harness.replica import registry
 from harness.replica.errors import SettingError
-from harness.replica.models import jpeg
+from harness.replica.models import image_input
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
@@ -26,9 +26,8 @@ TINY = {"model_size": "tiny"}
 
 def answers(workload) -> list[torch.Tensor]:
     """What the workload says to each batch of its pool, twice over: replays must not remember."""
-    serve = getattr(workload, {"whisper": "transcribe", "diffusion": "denoise"}.get(workload.name, "classify"))
     with workload.serving():
-        return [serve(batch) for batch in (*workload.pool, *workload.pool)]
+        return [workload.answer(batch) for batch in (*workload.pool, *workload.pool)]
 
 
 def assert_same(found, expected):
@@ -98,8 +97,8 @@ def test_jpegs_that_nvjpeg_decodes_are_those_that_pillow_decodes(scenario):
     options = {"model_size": "tiny", "input": "jpeg", "source_pixels": 64, "channels_last": True}
     given = ScenarioSpec.model_validate_json(scenario) if scenario else None
     workload = registry.load(Settings(device="cuda", batch_size=8, options=options, scenario=given))
-    by_pillow = jpeg.decoder(torch.device("cpu"))
-    expected = [jpeg.encoded(batch, by_pillow).decoded() for batch in workload.pool]
+    by_pillow = image_input.decoder(torch.device("cpu"))
+    expected = [image_input.encoded(batch, by_pillow).decoded() for batch in workload.pool]
 
     found = []
     with workload.serving():

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from harness.replica import registry
 from harness.replica.errors import ExitCode, SettingError, WorkloadError
-from harness.replica.models import data_parallel_training, second_process
-from harness.replica.models.second_process import _error_of
+from harness.replica.models import data_parallel_training
+from harness.replica.models.data_parallel_training import _error_of
 from harness.replica.settings import Settings
 from tests.support import second_rank
 from tests.support.processes import eventually
@@ -29,7 +29,7 @@ def pair(tmp_path, monkeypatch):
     """The replica's side, and where the other one leaves its weights."""
     monkeypatch.setenv(second_rank.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(data_parallel_training, "__name__", second_rank.__name__)
-    monkeypatch.setattr(second_process, "NOTICE_S", 600)  # then it would end this process
+    monkeypatch.setattr(data_parallel_training, "NOTICE_S", 600)  # then it would end this process
     workload = made()
     yield workload, tmp_path
     workload.close()

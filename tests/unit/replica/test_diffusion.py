@@ -49,7 +49,7 @@ def test_whoever_knows_the_noise_is_led_to_the_image(steps, monkeypatch):
 
     monkeypatch.setattr(workload.model, "forward", know_the_noise)
 
-    found = workload.denoise(kept[0].sqrt() * image + (1 - kept[0]).sqrt() * noise)
+    found = workload.answer(kept[0].sqrt() * image + (1 - kept[0]).sqrt() * noise)
 
     torch.testing.assert_close(found, image, rtol=0, atol=1e-4)
     assert len(asked) == steps
@@ -67,8 +67,8 @@ def test_guidance_goes_from_no_class_towards_the_class_and_beyond():
     def image(noise):
         return (latents - (1 - kept).sqrt() * noise) / kept.sqrt()
 
-    torch.testing.assert_close(guided.denoise(latents), image(of_none + 3 * (of_class - of_none)), rtol=1e-3, atol=0.05)
-    torch.testing.assert_close(plain.denoise(latents), image(of_class), rtol=1e-3, atol=0.05)
+    torch.testing.assert_close(guided.answer(latents), image(of_none + 3 * (of_class - of_none)), rtol=1e-3, atol=0.05)
+    torch.testing.assert_close(plain.answer(latents), image(of_class), rtol=1e-3, atol=0.05)
     assert (of_class - of_none).abs().max() > 0.01, "classes that are all the same would prove nothing"
 
 
@@ -113,8 +113,8 @@ def test_a_checkpoint_of_its_size_gives_the_same_images(tmp_path):
     loaded.classes = random.classes = trained.classes  # they come from the seed, too
     noise = trained.pool[0]
 
-    assert torch.equal(loaded.denoise(noise), trained.denoise(noise))
-    assert not torch.equal(random.denoise(noise), trained.denoise(noise))
+    assert torch.equal(loaded.answer(noise), trained.answer(noise))
+    assert not torch.equal(random.answer(noise), trained.answer(noise))
     with pytest.raises(CannotBeMetError, match=r"not one of this model: it .*lacks"):
         made({"model_size": "small"}, checkpoint=tmp_path)
 

@@ -7,8 +7,8 @@ import torch
 
 from harness.replica.errors import SettingError
 from harness.replica.models import resnet50
-from harness.replica.models.folded import Folded
 from harness.replica.models.image_input import DEVIATION, MEAN, SLOTS, Feed, FromBytes, OnDemand
+from harness.replica.models.layers import FoldedConvolution
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
@@ -106,7 +106,7 @@ def test_bytes_get_the_answers_that_their_numbers_get(fed, channels_last):
     torch.testing.assert_close(ours.model(images), plain.model(numbers), rtol=1e-4, atol=1e-4)
     assert ours.describe()["input"] == "host-uint8"
     assert ours.describe()["parameters"] == plain.describe()["parameters"]
-    expected = [ours.classify(batch).tolist() for batch in ours.pool]
+    expected = [ours.answer(batch).tolist() for batch in ours.pool]
     assert [ours._answers.next(ours._forward, 3).tolist() for _ in range(6)] == [*expected, *expected[:2]]
     assert len(set(map(tuple, expected))) > 1, "one answer to everything would prove nothing"
     assert ours.infer() == 3
@@ -119,7 +119,7 @@ def test_offline_is_fed_ahead_and_what_comes_at_times_of_its_own_is_not(fed):
     assert offline.begin_up_to() is None
     begin = server.begin_up_to()
     one, other = begin(3), begin(2)
-    expected = [server.classify(batch).tolist() for batch in server.pool]
+    expected = [server.answer(batch).tolist() for batch in server.pool]
     assert [one().tolist(), other()[:2].tolist()] == [expected[0], expected[1][:2]], "each has its own answers"
     assert len(set(map(tuple, expected))) > 1, "one answer to everything would prove nothing"
     assert server.infer() == 3
@@ -155,7 +155,7 @@ def test_folded_normalisations_change_no_answer(precision, tmp_path):
         found, expected, rtol=0, atol=(1e-4 if precision == "fp32" else 0.05) * expected.abs().max()
     )
     assert not any(isinstance(one, torch.nn.BatchNorm2d) for one in folded.model.modules())
-    assert sum(isinstance(one, Folded) for one in folded.model.modules()) == 9
+    assert sum(isinstance(one, FoldedConvolution) for one in folded.model.modules()) == 9
     assert folded.describe()["fused_convolutions"] == 0, "cuDNN's are a GPU's"
 
 

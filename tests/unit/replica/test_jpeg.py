@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from harness.replica.errors import CannotBeMetError
-from harness.replica.models import jpeg, resnet50
+from harness.replica.models import image_input, resnet50
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
@@ -34,7 +34,7 @@ def fed():
 def test_a_file_is_a_fraction_of_its_bytes_and_decodes_to_nearly_them():
     images = drawn()
 
-    files = jpeg.encoded(images, jpeg.decoder(CPU))
+    files = image_input.encoded(images, image_input.decoder(CPU))
 
     assert files.shape == tuple(images.shape)
     assert sum(map(len, files.files)) < images.nbytes / 3
@@ -44,7 +44,7 @@ def test_a_file_is_a_fraction_of_its_bytes_and_decodes_to_nearly_them():
 
 
 def test_a_part_of_a_batch_is_of_its_first_files():
-    files = jpeg.encoded(drawn(), jpeg.decoder(CPU))
+    files = image_input.encoded(drawn(), image_input.decoder(CPU))
 
     assert files[:2].shape == (2, 48, 40, 3)
     torch.testing.assert_close(files[:2].decoded(), files.decoded()[:2], rtol=0, atol=0)
@@ -53,7 +53,7 @@ def test_a_part_of_a_batch_is_of_its_first_files():
 @pytest.mark.parametrize("scenario", [None, SERVER])
 def test_files_get_the_answers_of_what_they_decode_to(fed, scenario):
     ours = fed(scenario=scenario)
-    decoded = [jpeg.encoded(batch, jpeg.decoder(CPU)).decoded() for batch in ours.pool]
+    decoded = [image_input.encoded(batch, image_input.decoder(CPU)).decoded() for batch in ours.pool]
     expected = [ours.model(batch) for batch in decoded]
 
     found = [ours._answers.begin(lambda batch: ours.model(batch).clone(), 3)() for _ in decoded]
@@ -74,4 +74,4 @@ def test_a_gpu_without_torchvision_s_nvjpeg_is_refused_with_what_to_do():
         pytest.skip("torchvision is here")
 
     with pytest.raises(CannotBeMetError, match="install the torchvision of this torch, or set input to host-uint8"):
-        jpeg.decoder(torch.device("cuda"))
+        image_input.decoder(torch.device("cuda"))

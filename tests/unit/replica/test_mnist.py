@@ -73,7 +73,7 @@ def test_prefetch_takes_the_same_batches_in_the_same_order():
 
 def test_what_prefetch_meets_is_raised_by_the_request(monkeypatch):
     workload = made(options={"prefetch": 1})
-    monkeypatch.setattr("harness.replica.models.mnist_training.as_input", lambda _images: 1 / 0)
+    monkeypatch.setattr("harness.replica.models.mnist.as_input", lambda _images: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         losses(workload)
@@ -190,5 +190,5 @@ def test_epochs_that_a_recording_is_too_short_for_are_trained_when_asked():
 
     assert 0 <= workload.evaluate()["accuracy"] <= 1
     assert workload.outcome()["evaluated_after_steps"] == 4
-    with pytest.raises(SettingError, match="is not a number of epochs"):
+    with pytest.raises(SettingError, match="epochs -1 is not 0 or more"):
         made(options={"epochs": -1})

@@ -54,7 +54,7 @@ def test_resnet50_loads_a_transformers_checkpoint_and_computes_the_same_logits(t
     expected = theirs(images).logits
     assert expected.shape == (2, 7)
     torch.testing.assert_close(ours.model(images), expected, rtol=1e-4, atol=1e-4)
-    assert ours.classify(images).tolist() == expected.argmax(-1).tolist()
+    assert ours.answer(images).tolist() == expected.argmax(-1).tolist()
 
 
 def test_distilbert_loads_a_transformers_checkpoint_and_computes_the_same_logits(tmp_path):
@@ -109,7 +109,7 @@ def test_whisper_loads_a_transformers_checkpoint_and_chooses_the_same_tokens(tmp
     for sound in ours.pool:
         mel = extractor(list(sound.numpy()), sampling_rate=SAMPLE_RATE_HZ, return_tensors="pt").input_features
         expected = greedily(their_whisper, mel, start_token=7, end_token=9, new_tokens=12)
-        tokens = ours.transcribe(sound)
+        tokens = ours.answer(sound)
         assert tokens.tolist() == expected.tolist()
         assert len(set(tokens.flatten().tolist())) > 3, "random weights that say one token would prove nothing"
 
@@ -117,8 +117,8 @@ def test_whisper_loads_a_transformers_checkpoint_and_chooses_the_same_tokens(tmp
 def test_whisper_never_ends_early(their_whisper, tmp_path):
     their_whisper.save_pretrained(tmp_path)
     ours = whisper.make(Settings(workload="whisper", checkpoint=tmp_path, device="cpu", options={"new_tokens": 24}))
-    assert ours.transcribe(ours.pool[0]).shape == (1, 24)
-    assert 9 not in ours.transcribe(ours.pool[0])
+    assert ours.answer(ours.pool[0]).shape == (1, 24)
+    assert 9 not in ours.answer(ours.pool[0])
 
 
 @pytest.mark.parametrize("duration_s", whisper.CLIPS_S)

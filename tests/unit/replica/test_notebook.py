@@ -79,7 +79,7 @@ def test_its_work_is_that_of_resnet50():
     session = made()
     assert all(torch.equal(one, two) for one, two in zip(alone.pool, session.pool, strict=True))
     with alone.serving():
-        assert session.classify(session.pool[0]).tolist() == alone.classify(alone.pool[0]).tolist()
+        assert session.answer(session.pool[0]).tolist() == alone.answer(alone.pool[0]).tolist()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from harness.replica.errors import ExitCode, OutOfMemoryError, WorkloadError
-from harness.replica.models import second_process
-from harness.replica.models.second_process import SecondProcess
+from harness.replica.models import data_parallel_training
+from harness.replica.models.data_parallel_training import SecondProcess
 from harness.replica.settings import Settings
 from tests.support.processes import eventually
 
@@ -20,7 +20,7 @@ MODULE = "tests.support.second_steps"
 @pytest.fixture
 def second(monkeypatch):
     """Starts one, and ends it."""
-    monkeypatch.setattr(second_process, "NOTICE_S", 600)  # then it would end this process
+    monkeypatch.setattr(data_parallel_training, "NOTICE_S", 600)  # then it would end this process
     begun = []
 
     def start(**options):

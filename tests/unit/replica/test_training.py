@@ -12,7 +12,7 @@ import transformers
 from harness.replica import registry
 from harness.replica.errors import CannotBeMetError, ExitCode, SettingError, WorkloadError
 from harness.replica.graceful_shutdown import RequestAbandoned
-from harness.replica.models import bert_training, distilbert, resnet50, resnet50_training
+from harness.replica.models import distilbert, resnet50
 from harness.replica.settings import Settings
 
 TINY = {"model_size": "tiny"}
@@ -141,7 +141,7 @@ def test_images_have_the_shape_of_cifar_10():
         torch.int64,
     )
     with torch.device("meta"):
-        base = resnet50.ResNet(resnet50_training.SIZES["base"])
+        base = resnet50.ResNet(resnet50.TRAINING_SIZES["base"])
     assert sum(parameter.numel() for parameter in base.parameters()) == 23_528_522
 
 
@@ -155,9 +155,8 @@ def test_channels_last_is_the_same_training():
 
 
 def test_every_class_has_words_of_its_own():
-    texts = bert_training.SyntheticTexts(2, 1000, 400, torch.Generator().manual_seed(0))
-    tokens, labels = texts.batch(64)
-    words = bert_training.CLASS_WORDS
+    tokens, labels = distilbert.labelled_texts((64, 400), 2, 1000, torch.Generator().manual_seed(0))
+    words = distilbert.CLASS_WORDS
     share = [(tokens[labels == label] // words == label).float().mean().item() for label in (0, 1)]
     other = [(tokens[labels == label] // words == 1 - label).float().mean().item() for label in (0, 1)]
     assert min(share) > 3 * max(other)
