@@ -22,7 +22,7 @@ from harness.campaign.journal import Journal
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
 from harness.campaign.machine_watch import MachineWatch
 from harness.campaign.plan import estimate
-from harness.campaign.stopping import StopRule
+from harness.campaign.planners import StopRule
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data, neighbour_effects
 from harness.clock import Clock
 from harness.errors import (

@@ -1,4 +1,4 @@
-"""Which experiments come next: one interface, and a planner for each way of deciding it from the results so far.
+"""What comes next: one interface, and a planner for each way of deciding it from the results so far; and what ends a recording early.
 
 All that a planner decides follows from the campaign's folder, so that a campaign that was killed goes on as it would have.
 What follows from results is in the journal before it runs.
@@ -6,25 +6,43 @@ What follows from results is in the journal before it runs.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from harness.analysis import goodput
 from harness.analysis.contrasts.until_known import Figures, RepeatProgress, judge
 from harness.analysis.goodput import Best
 from harness.analysis.read import read_experiment
+from harness.analysis.statistics.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
 from harness.analysis.stress import LoadRun, StressSeries, explained, run_of, search, series_of
-from harness.campaign.folder import CampaignFolder
+from harness.campaign.folder import CampaignFolder, open_folder
 from harness.campaign.journal import Event, Journal, read_events
 from harness.campaign.plan import estimate, expand, one_experiment
-from harness.errors import HarnessError
+from harness.campaign.source import GIVEN, CampaignSource
+from harness.campaign.verify import verify_campaign
+from harness.errors import HarnessError, UsageError
 from harness.results import layout
+from harness.results.files import read_document
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec, CellSpec, ExperimentSpec, UntilKnown
+from harness.results.requests import LogTail
+from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
+from harness.spec.backends import require
+
+if TYPE_CHECKING:
+    from harness.analysis.campaign import CampaignAnalysis, Key
 
 POINT, POINTS_END = "stress-point", "stress-ends"
 BLOCK, BLOCKS_END = "repeats-block", "repeats-end"
+TIMES = 4
+"""As many repeats as were published, at most: more narrow the interval little, for which the published ones stay as they are."""
+LOG_LAG_S = 1.0
+"""A request is on the disk within a second of its end; what ended later is left for the next look."""
+_NS = 1e9
 
 
 class Planner(ABC):
@@ -70,9 +88,9 @@ class Planner(ABC):
         self._given |= names
         return experiments
 
+    @abstractmethod
     def _replayed(self) -> list[ExperimentSpec]:
         """What an earlier run was given, in its order."""
-        return []
 
     @abstractmethod
     def _decided(self) -> list[ExperimentSpec]:
@@ -108,19 +126,23 @@ class Planner(ABC):
     def _is_finished(self, experiment: ExperimentSpec) -> bool:
         return self.folder.final_folder(experiment.experiment_id).exists()
 
+    @cached_property
+    def _planned(self) -> list[ExperimentSpec]:
+        return expand(self.spec)
+
 
 class MatrixPlanner(Planner):
     """Everything at once."""
 
     def _replayed(self) -> list[ExperimentSpec]:
-        return self.known()
+        return self._planned
 
     def _decided(self) -> list[ExperimentSpec]:
         return []
 
     def known(self) -> list[ExperimentSpec]:
         """All."""
-        return expand(self.spec)
+        return self._planned
 
 
 class StressPlanner(Planner):
@@ -128,23 +150,18 @@ class StressPlanner(Planner):
 
     kind = "stress"
 
-    def __init__(
-        self,
-        folder: CampaignFolder,
-        journal: Journal | None = None,
-        say: Callable[[str], None] = lambda _sentence: None,
-    ) -> None:
-        super().__init__(folder, journal, say)
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._ended: set[str] = set()
         self._read: dict[str, LoadRun] = {}
 
     def _replayed(self) -> list[ExperimentSpec]:
-        planned = {experiment.experiment_id: experiment for experiment in self._every()}
+        planned = {experiment.experiment_id: experiment for experiment in self._every}
         return [planned[str(event["experiment"])] for event in self._events(POINT)]
 
     def _decided(self) -> list[ExperimentSpec]:
         for cells in self.spec.series():
-            series = search(self.spec, cells, self._runs(cells))
+            series = search(self.spec, cells, self._runs())
             if series.following is not None:
                 cell, repeat = series.following
                 experiment = one_experiment(self.spec, cell, repeat)
@@ -157,13 +174,9 @@ class StressPlanner(Planner):
 
     def known(self) -> list[ExperimentSpec]:
         """Points that were measured, and the next of each series."""
-        following = {
-            cell.experiment_id(repeat)
-            for series in self.series()
-            if series.following
-            for cell, repeat in [series.following]
-        }
-        return [point for point in self._every() if self._is_finished(point) or point.experiment_id in following]
+        points = [series.following for series in self.series() if series.following]
+        following = {cell.experiment_id(repeat) for cell, repeat in points}
+        return [point for point in self._every if self._is_finished(point) or point.experiment_id in following]
 
     def answers(self) -> list[str]:
         """Where each series breaks, and the highest goodput."""
@@ -180,19 +193,19 @@ class StressPlanner(Planner):
 
     def series(self) -> list[StressSeries]:
         """How far every series has come."""
-        return series_of(self.spec, self._runs(self.spec.cells()))
+        return series_of(self.spec, self._runs())
 
+    @cached_property
     def _every(self) -> list[ExperimentSpec]:
         repeats = range(1, self.spec.most_repeats + 1)
         return [one_experiment(self.spec, cell, repeat) for cell in self.spec.cells() for repeat in repeats]
 
-    def _runs(self, cells: Sequence[CellSpec]) -> dict[str, LoadRun]:
-        names = [cell.experiment_id(repeat) for cell in cells for repeat in range(1, self.spec.most_repeats + 1)]
-        for name in names:
-            folder = self.folder.final_folder(name)
-            if name not in self._read and folder.exists():
-                self._read[name] = run_of(read_experiment(folder))
-        return {name: self._read[name] for name in names if name in self._read}
+    def _runs(self) -> dict[str, LoadRun]:
+        for point in self._every:
+            name = point.experiment_id
+            if name not in self._read and self._is_finished(point):
+                self._read[name] = run_of(read_experiment(self.folder.final_folder(name)))
+        return self._read
 
 
 class UntilKnownPlanner(Planner):
@@ -200,20 +213,11 @@ class UntilKnownPlanner(Planner):
 
     kind = "until_known"
 
-    def __init__(
-        self,
-        folder: CampaignFolder,
-        journal: Journal | None = None,
-        say: Callable[[str], None] = lambda _sentence: None,
-    ) -> None:
-        super().__init__(folder, journal, say)
-        self._planned = expand(self.spec)
-        self._figures: dict[str, Figures] = {}
-
-    @property
-    def _wanted(self) -> UntilKnown:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         assert self.spec.until_known is not None  # noqa: S101 - planner_of has looked
-        return self.spec.until_known
+        self._wanted = self.spec.until_known
+        self._figures: dict[str, Figures] = {}
 
     def _replayed(self) -> list[ExperimentSpec]:
         return [experiment for experiment in self._planned if self._is_finished(experiment)]
@@ -240,10 +244,8 @@ class UntilKnownPlanner(Planner):
         """Why no other block is begun; empty when one is."""
         if not progress.following:
             return "No repeats are left to do."
-        if self._wanted.budget is None:
-            return ""
         cost = estimate(block)
-        if self._spent_s() + cost.duration_s + cost.starts_s <= self._wanted.budget_s:
+        if self._wanted.budget is None or self._spent_s() + cost.duration_s + cost.starts_s <= self._wanted.budget_s:
             return ""
         return f"The budget of {self._wanted.budget} leaves no time for what comes next."
 
@@ -252,7 +254,7 @@ class UntilKnownPlanner(Planner):
         events = self._events(BLOCK, BLOCKS_END)
         ended = bool(events) and events[-1]["event"] == BLOCKS_END
         names = set() if ended else {name for event in events for name in event["experiments"]}
-        return [each for each in self._planned if each.experiment_id in names or self._is_finished(each)]
+        return [run for run in self._planned if run.experiment_id in names or self._is_finished(run)]
 
     def answers(self) -> list[str]:
         """As of the last block."""
@@ -272,13 +274,9 @@ def planner_of(
     folder: CampaignFolder, journal: Journal | None = None, say: Callable[[str], None] = lambda _sentence: None
 ) -> Planner:
     """The planner that the campaign asks for."""
-    return _kind(folder.spec)(folder, journal, say)
-
-
-def _kind(spec: CampaignSpec) -> type[Planner]:
-    if spec.stress is not None:
-        return StressPlanner
-    return MatrixPlanner if spec.until_known is None else UntilKnownPlanner
+    spec = folder.spec
+    kind = StressPlanner if spec.stress else UntilKnownPlanner if spec.until_known else MatrixPlanner
+    return kind(folder, journal, say)
 
 
 def _figures(path: Path) -> Figures:
@@ -286,3 +284,162 @@ def _figures(path: Path) -> Figures:
 
     data = read_experiment(path)
     return {} if data.manifest.verdict.status is Status.INVALID else measure(data).figures
+
+
+@dataclass(frozen=True, slots=True)
+class ReproductionPlanner:
+    """What of a published campaign runs again: all of it, then once more repeats of what their spread leaves undecided.
+
+    Attributes:
+        source: what ran.
+        published: what came of it.
+        measures: what decides.
+        within: relative difference that counts as none.
+        most: repeats of a cell that there may be here.
+    """
+
+    source: CampaignSource
+    published: CampaignAnalysis
+    measures: Sequence[str]
+    within: float
+    most: int
+
+    def following(self, ran: Sequence[CampaignAnalysis]) -> CampaignSource | None:
+        """The campaign to run next, after those that ran here; None when there is none."""
+        from harness.analysis.contrasts.reproduction import more_repeats
+
+        if not ran:
+            return self.source
+        if len(ran) > 1:
+            return None
+        more = more_repeats(self.published, ran[0], self.measures, within=self.within, most=self.most)
+        return with_more_repeats(self.source, more) if more else None
+
+
+def published_source(folder: Path, said: Path) -> CampaignSource:
+    """What a verified campaign ran: with the defaults of then, not with those of this version.
+
+    ``said`` is what the user gave: the folder, or the archive that it was unpacked from.
+
+    Raises:
+        VerificationError: a file is not what it should be, or nothing is finished.
+        ResultsPathError: it is no campaign, or of a version that this one cannot run.
+        CampaignFileError: it asks for what its backend cannot do, or what was removed.
+    """
+    verify_campaign(folder).of(said).refuse()
+    spec = open_folder(folder).spec
+    require(spec, origin=str(said))
+    return CampaignSource(spec, read_document(folder / layout.CAMPAIGN_YAML).decode(errors="replace"), GIVEN)
+
+
+def most_repeats(source: CampaignSource, limit: int | None) -> int:
+    """Repeats of a cell that there may be here: ``limit``, or four times those of the campaign.
+
+    Raises UsageError for a limit of a campaign that finds their number itself.
+    """
+    if not source.spec.open_ended:
+        return limit or min(TIMES * source.spec.most_repeats, MOST_REPEATS)
+    if limit:
+        raise UsageError(
+            "the published campaign finds the number of its repeats itself, so --max-repeats has no effect.",
+            advice="Leave it out.",
+        )
+    return 0
+
+
+def with_more_repeats(source: CampaignSource, more: Mapping[Key, int]) -> CampaignSource:
+    """What ran, for the cells that need ``more`` repeats (one cell at least) and those between them in its matrix; as many of each."""
+    spec, repeats = source.spec, max(more.values())
+    axes = {
+        "workloads": [workload for workload in spec.workloads if workload.name in {key.workload for key in more}],
+        "sharing": [mode for mode in spec.sharing if mode.value in {key.sharing for key in more}],
+        "replicas": [replicas for replicas in spec.replicas if replicas in {key.replicas for key in more}],
+        "conditions": [beside for beside in spec.conditions if beside.name in {key.condition for key in more}],
+    }
+    return CampaignSource(
+        spec.model_copy(update={**axes, "repeats": repeats}),
+        f"# {repeats} more repeats of a part of its cells, see campaign.json\n{source.text}",
+        source.origin,
+    )
+
+
+def refuse_same(published: Path, *again: Path) -> None:
+    """Raise UsageError where a campaign would be held against itself, or counted twice."""
+    ids = [open_folder(folder).campaign_id for folder in (published, *again)]
+    for index, folder in enumerate(again, start=1):
+        if ids[index] in ids[:index]:
+            what = "the campaign that it is to be compared with" if ids[index] == ids[0] else "given twice"
+            raise UsageError(f"{folder} is {what}.", advice="Give one that ran again.")
+
+
+class StopRule:
+    """Asked after every row of a recording whether it may be the last one: whether the wanted figures are known.
+
+    ``folder`` is the attempt's, whose logs are read while they are written; ``start_s`` is row 0, since the epoch.
+    """
+
+    def __init__(self, wanted: StopWhenKnown, folder: Path, *, replicas: int, start_s: float, step_s: float) -> None:
+        self._wanted = wanted
+        self._start_ns = round(start_s * _NS)
+        self._step_s = step_s
+        self._tails = [
+            LogTail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)
+        ]
+        self._requests = Requests(wanted.min_s / FIRST_SLICES, counters=replicas)
+        self._looks = Looks(wanted.min_s, [metric.value for metric in wanted.metrics], wanted.relative_half_width)
+        self.known = False
+
+    def due(self, rows: int) -> bool:
+        """Whether it is time for another look after this many rows."""
+        return self._looks.due(self._until_s(rows))
+
+    def __call__(self, rows: int) -> bool:
+        """Whether everything is known after this many rows. Raises StorageError when a log cannot be read."""
+        until_s = self._until_s(rows)
+        if self._looks.due(until_s):
+            until_ns = self._start_ns + round(until_s * _NS)
+            for tail in self._tails:
+                records = tail.ended_before(until_ns)
+                ends_s = (records["start_ns"] + records["latency_ns"] - self._start_ns) / _NS
+                inside = ends_s >= 0
+                self._requests.add(ends_s[inside], records["latency_ns"][inside] / _NS, until_s=until_s)
+            self.known = self._looks.known(self._requests, until_s)
+        return self.known
+
+    def _until_s(self, rows: int) -> float:
+        """Up to where every request of these rows is on the disk, seconds since the first of them."""
+        return (rows - 1) * self._step_s - LOG_LAG_S
+
+    def record(self, *, rows: int, planned_rows: int) -> dict[str, Any]:
+        """Why the recording was as long as it was, for the manifest."""
+        recorded_s, planned_s = (max(count - 1, 0) * self._step_s for count in (rows, planned_rows))
+        return {
+            "known": self.known,
+            "why": self._why(recorded_s, planned_s),
+            "planned_rows": planned_rows,
+            "planned_s": planned_s,
+            "recorded_s": recorded_s,
+            "figures": {
+                name: {
+                    "figure": None if math.isnan(estimate.mean) else estimate.mean,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                    "note": estimate.note,
+                }
+                for name, estimate in self._looks.estimates.items()
+            },
+        }
+
+    def _why(self, recorded_s: float, planned_s: float) -> str:
+        target = f"{100 * self._wanted.relative_half_width:g} %"
+        names = ", ".join(metric.value for metric in self._wanted.metrics)
+        if self.known:
+            return f"Recorded {recorded_s:g} of at most {planned_s:g} s: by then {names} were known within {target}."
+        if not self._looks.estimates:
+            return f"Recorded to the end ({planned_s:g} s): how well {names} were known could not be judged before."
+        wide = ", ".join(
+            f"{name} ({estimate.note or f'{100 * relative_half_width(estimate):.1f} %'})"
+            for name, estimate in self._looks.estimates.items()
+            if relative_half_width(estimate) > self._wanted.relative_half_width
+        )
+        return f"Recorded to the end ({planned_s:g} s): {wide or names} stayed wider than {target}."

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.campaign.preflight import refuse_errors
 from harness.errors import (
     DegradedError,
@@ -170,7 +171,7 @@ class Thresholds:
             return []
         from harness.analysis.campaign import analyse
         from harness.analysis.contrasts.reproduction import reproduction
-        from harness.campaign.reproduce import refuse_same
+        from harness.campaign.planners import refuse_same
         from harness.results.published import opened
 
         with opened(self.baseline) as folder:
@@ -207,45 +208,39 @@ class Judgement:
 
 
 def thresholds(
-    fail_on: Sequence[FailOn] | None, baseline: Path | None = None, within_percent: float | None = None
-) -> Thresholds:
-    """What the options ask. Raises UsageError for options that do not go together."""
-    wanted = frozenset(fail_on or ())
-    if FailOn.REGRESSION in wanted and baseline is None:
-        raise UsageError(
-            "--fail-on regression needs a campaign to compare with.",
-            advice="Add --baseline RESULTS/CAMPAIGN, which may be a published set.",
-        )
-    return _made(wanted, baseline, within_percent)
-
-
-def thresholds_of_comparison(
     fail_on: Sequence[FailOn] | None,
-    campaigns: int,
+    baseline: Path | None = None,
     within_percent: float | None = None,
+    *,
+    campaigns: int = 1,
     latency_limit_ms: float | None = None,
 ) -> Thresholds:
-    """The same for campaigns of which the first is the baseline; with a limit of the p99, that is the objective.
+    """What the options ask.
 
-    Raises UsageError where a regression is asked about and the baseline is the only campaign.
+    Args:
+        fail_on: as given.
+        baseline: likewise.
+        within_percent: likewise.
+        campaigns: how many are judged; of several the first is the baseline.
+        latency_limit_ms: of the p99, in place of the campaigns' objective.
+
+    Raises:
+        UsageError: options that do not go together.
     """
     wanted = frozenset(fail_on or ())
-    if FailOn.REGRESSION in wanted and campaigns < 2:
+    regression = FailOn.REGRESSION in wanted
+    if regression and baseline is None and campaigns < 2:
         raise UsageError(
-            "--fail-on regression compares campaigns, and one was given.",
-            advice="Give the baseline first, then the new one.",
+            "--fail-on regression needs a campaign to compare with.",
+            advice="Add --baseline RESULTS/CAMPAIGN, which may be a published set; to `compare`, give the baseline first.",
         )
-    limit_s = None if latency_limit_ms is None else latency_limit_ms / 1e3
-    return replace(_made(wanted, None, within_percent), latency_limit_s=limit_s)
-
-
-def _made(wanted: frozenset[FailOn], baseline: Path | None, within_percent: float | None) -> Thresholds:
-    if FailOn.REGRESSION not in wanted and (baseline is not None or within_percent is not None):
+    if not regression and (baseline is not None or within_percent is not None):
         raise UsageError(
             "--baseline and --within have no effect without --fail-on regression.",
             advice="Add --fail-on regression, or leave them out.",
         )
-    return Thresholds(wanted, baseline, (WITHIN_PERCENT if within_percent is None else within_percent) / 100)
+    within = WITHIN_PERCENT if within_percent is None else within_percent
+    return Thresholds(wanted, baseline, within / 100, None if latency_limit_ms is None else latency_limit_ms / 1e3)
 
 
 def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> Judgement:
@@ -276,8 +271,6 @@ def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> J
 
 def _kept(analysis: CampaignAnalysis, limit_s: float) -> dict[str, dict[str, Any]]:
     """Whether each configuration keeps a limit of its p99 with its whole interval over the repeats."""
-    from harness.analysis.contrasts.outcome import Outcome, keeps
-
     return {
         "/".join(map(str, filter(None, cell.key))): {
             "outcome": (keeps(p99, limit_s) if p99 else Outcome.NOT_DECIDABLE).value
@@ -331,8 +324,6 @@ def worse(found: Reproduction) -> list[str]:
 
 
 def _is_worse(line: Line) -> bool:
-    from harness.analysis.contrasts.outcome import Outcome
-
     slower = line.ratio is not None and line.ratio.mean < 1
     # Of what is compared, throughput alone is the better the more there is.
     return line.outcome is Outcome.DIFFERS and slower == (line.measure == "throughput")
@@ -345,8 +336,6 @@ def _worse(cell: Reproduced, line: Line) -> str:
 
 
 def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
-    from harness.analysis.contrasts.outcome import Outcome
-
     lines = [line for _, reproduction in compared for cell in reproduction.cells for line in cell.lines]
     if sentences := [sentence for _, reproduction in compared for sentence in worse(reproduction)]:
         return RegressionError(
@@ -362,8 +351,6 @@ def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError
 
 
 def _told(name: str, found: Reproduction) -> list[str]:
-    from harness.analysis.contrasts.outcome import Outcome
-
     outcomes = Counter(
         "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value
         for cell in found.cells

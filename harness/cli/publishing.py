@@ -130,8 +130,8 @@ def reproduce(
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
     from harness.analysis.campaign import analyse
-    from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
-    from harness.campaign.reproduce import most_repeats, published_source, refuse_same, with_more_repeats
+    from harness.analysis.contrasts.reproduction import reproduction, wanted
+    from harness.campaign.planners import ReproductionPlanner, most_repeats, published_source, refuse_same
     from harness.results.published import opened
 
     if against and (results or force or most):
@@ -147,17 +147,14 @@ def reproduce(
         measures = wanted(analysis, measure, within=within / 100)  # before hours of running
         if not against:
             output.note(_what_it_takes(source, most, within))
-        folders = list(against or [_run_again(source, archive, [], results or Path("results"), force=force)])
-        others = [stack.enter_context(opened(folder)) for folder in folders]
-        refuse_same(published, *others)
-        ran = [analyse(other) for other in others]
-        more = {} if against else more_repeats(analysis, ran[0], measures, within=within / 100, most=most)
-        if more:
-            further = with_more_repeats(source, more)
-            output.note(
-                f"the spread of these repeats asks for up to {max(more.values())} more, of {len(more)} cells: "
-                f"{_runs(further.spec)}"
-            )
+        planner = ReproductionPlanner(source, analysis, measures, within / 100, most)
+        folders, ran = list(against or []), []
+        if against:
+            ran = [analyse(stack.enter_context(opened(folder))) for folder in against]
+            refuse_same(published, *(run.folder for run in ran))
+        while not against and (further := planner.following(ran)):
+            if ran:
+                output.note(f"the spread of these repeats asks for {further.spec.repeats} more: {_runs(further.spec)}")
             folders.append(_run_again(further, archive, folders, results or Path("results"), force=force))
             ran.append(analyse(folders[-1]))
         found = reproduction(analysis, ran[0], more=ran[1:], within=within / 100, measures=measures)

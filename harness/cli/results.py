@@ -176,12 +176,12 @@ def compare(
     from harness.analysis.comparison_page import answers, isolated, overheads, write_page
     from harness.analysis.contrasts.comparison import gathered
     from harness.analysis.questions.recommendation import choices
-    from harness.campaign.thresholds import judge_analyses, thresholds_of_comparison
+    from harness.campaign.thresholds import judge_analyses, thresholds
 
-    thresholds = thresholds_of_comparison(fail_on, len(campaigns), within, latency_limit_ms)
+    limits = thresholds(fail_on, None, within, campaigns=len(campaigns), latency_limit_ms=latency_limit_ms)
     query = comparison_query(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
     with gathered(campaigns, by, unlike=unlike) as comparison:
-        judged = judge_analyses(thresholds, comparison.analyses)
+        judged = judge_analyses(limits, comparison.analyses)
         answered = answers(comparison, query)
         page = write_page(html, comparison, answered, shlex.join(["harness", *sys.argv[1:]]), query) if html else None
         against_first = overheads(comparison)

@@ -34,7 +34,7 @@ from harness.analysis.statistics.sequential_ci import (
     Requests,
     half_width,
 )
-from harness.campaign.stopping import LOG_LAG_S
+from harness.campaign.planners import LOG_LAG_S
 from harness.results.layout import experiment_folders
 from harness.results.published import opened
 from harness.results.requests import latency_ns

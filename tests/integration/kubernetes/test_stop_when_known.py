@@ -9,8 +9,8 @@ from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
+from harness.campaign.planners import StopRule
 from harness.campaign.runner import CampaignRunner
-from harness.campaign.stopping import StopRule
 from harness.campaign.verify import verify_campaign
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select

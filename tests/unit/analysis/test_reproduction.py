@@ -24,8 +24,8 @@ from harness.analysis.contrasts.reproduction import (
     together,
 )
 from harness.campaign.folder import open_folder
+from harness.campaign.planners import published_source, with_more_repeats
 from harness.campaign.publish import publish
-from harness.campaign.reproduce import published_source, with_more_repeats
 from harness.cli import publishing
 from harness.cli.app import app
 from harness.errors import NotReproducedError, ResultsPathError, UsageError, VerificationError

@@ -5,9 +5,9 @@ import pytest
 from harness.campaign.folder import create
 from harness.campaign.journal import Journal, read_events
 from harness.campaign.plan import expand
-from harness.campaign.planners import POINT, MatrixPlanner, StressPlanner, UntilKnownPlanner, planner_of
+from harness.campaign.planners import POINT, MatrixPlanner, StopRule, StressPlanner, UntilKnownPlanner, planner_of
 from harness.errors import HarnessError
-from harness.spec import Repeats, StressSpec, UntilKnown
+from harness.spec import Repeats, StopWhenKnown, StressSpec, UntilKnown
 from tests.support.experiments import campaign
 
 STRESS = {"stress": StressSpec(first=1, most=4), "replicas": [1]}
@@ -45,3 +45,12 @@ def test_a_point_is_in_the_journal_before_it_runs_given_again_after_a_kill_and_r
     with pytest.raises(HarnessError, match="left no result"):
         planner.following()
     journal.close()
+
+
+def test_of_a_recording_too_short_for_a_look_nothing_is_called_wide(tmp_path):
+    rule = StopRule(StopWhenKnown(min_s=30), tmp_path, replicas=1, start_s=0.0, step_s=5.0)
+    assert not rule.due(6)
+
+    record = rule.record(rows=7, planned_rows=7)
+    assert (record["known"], record["figures"], record["recorded_s"], record["planned_s"]) == (False, {}, 30, 30)
+    assert "could not be judged before" in record["why"]

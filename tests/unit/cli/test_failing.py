@@ -121,7 +121,7 @@ def test_a_typing_error_is_told_with_what_there_is(command: str) -> None:
         (["report", "x", "--fail-on", "regression"], "Add --baseline"),
         (["report", "x", "--baseline", "y"], "no effect without --fail-on regression"),
         (["compare", "x", "y", "--within", "5"], "no effect without --fail-on regression"),
-        (["compare", "x", "--fail-on", "regression"], "one was given"),
+        (["compare", "x", "--fail-on", "regression"], "give the baseline first"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_anything_is_read_or_run(words: list[str], said: str) -> None:
@@ -236,7 +236,7 @@ def test_a_comparison_takes_the_first_campaign_as_the_baseline(baseline: Path, s
     before, after = analyse(baseline), analyse(slower)
     for pair, within in (([after, before], None), ([before, after], 90.0)):
         assert not thresholds.judge_analyses(
-            thresholds.thresholds_of_comparison([FailOn.REGRESSION], 2, within), pair
+            thresholds.thresholds([FailOn.REGRESSION], None, within, campaigns=2), pair
         ).failures
 
 
