@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from harness.backends.kubernetes import objects, pod_monitor, rights
+from harness.backends.kubernetes import objects, rights, watch
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.spec import KubernetesSpec
 from tests.support.processes import eventually
@@ -76,7 +76,7 @@ class Kueue:
         """Why the suspended Jobs are not admitted."""
         for job in self._held():
             name, uid = f"job-{job['metadata']['name']}-1a2b3", job["metadata"]["uid"]
-            labels = {pod_monitor.JOB_UID_LABEL: uid}
+            labels = {watch.JOB_UID_LABEL: uid}
             body = {"apiVersion": f"{rights.KUEUE}/{rights.KUEUE_VERSIONS[0]}", "kind": "Workload"}
             self.api.apply(f"{self.workloads}/{name}", {**body, "metadata": {"name": name, "labels": labels}})
             condition = {"type": kind, "status": "False", "reason": "Pending", "message": message}

@@ -85,7 +85,7 @@ class PlannedPods:
     @property
     def name(self) -> str:
         """Of the workload."""
-        return str(self.group.workload.labels["app.kubernetes.io/name"])
+        return str(self.group.labels["app.kubernetes.io/name"])
 
 
 def pod_resources(spec: Object) -> PodResources:
@@ -129,7 +129,7 @@ def try_pods(
     for groups in experiments:
         planned.append([])
         for group in groups:
-            template = group.workload.body["spec"]["template"]
+            template = group.body["spec"]["template"]
             key = _kind_of(template["spec"])
             if key not in tried:
                 tried[key] = _try(api, spec, group)
@@ -152,16 +152,15 @@ def _kind_of(pod: Object) -> str:
 
 def _try(api: Api, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None, list[Issue]]:
     """A pod of a group, completed, and what is refused of the pod, its owner and the claims that it names."""
-    workload = group.workload
-    whose = f"the pods of {workload.labels['app.kubernetes.io/name']}"
-    template = workload.body["spec"]["template"]
-    metadata = {**template["metadata"], "name": workload.name, "namespace": spec.namespace}
+    whose = f"the pods of {group.labels['app.kubernetes.io/name']}"
+    template = group.body["spec"]["template"]
+    metadata = {**template["metadata"], "name": group.name, "namespace": spec.namespace}
     pod, finding = _create(api, spec, whose, {"metadata": metadata, "spec": template["spec"]})
     findings = [finding] if finding else []
     if finding and finding.severity is IssueLevel.ERROR:
         return None, findings
-    beside = [each for each in workload.beside if each.body["kind"] != "ConfigMap"]  # megabytes, and only counted
-    others = [_create(api, spec, whose, each.body, each.path)[1] for each in [workload.owners[0], *beside]]
+    beside = [each for each in group.beside if each.body["kind"] != "ConfigMap"]  # megabytes, and only counted
+    others = [_create(api, spec, whose, each.body, each.path)[1] for each in [group.owners[0], *beside]]
     return pod, [
         *findings,
         *_limited(whose, template["spec"], (pod or template)["spec"]),
@@ -266,8 +265,8 @@ def _needed(planned: Sequence[PlannedPods]) -> Amounts:
     """What quotas count of all these, by their keys."""
     needed: Amounts = defaultdict(Decimal)
     for pods in planned:
-        workload, resources = pods.group.workload, pods.resources
-        count = workload.replicas
+        group, resources = pods.group, pods.resources
+        count = group.replicas
         for key in ("pods", "count/pods"):
             needed[key] += count
         for resource, value in resources.requests.items():
@@ -275,7 +274,7 @@ def _needed(planned: Sequence[PlannedPods]) -> Amounts:
                 needed[key] += value * count
         for resource in resources.limits.keys() & COMPUTE:  # of everything else requests alone are counted
             needed[f"limits.{resource}"] += resources.limits[resource] * count
-        for body in (each.body for each in (*workload.owners, *workload.beside)):
+        for body in (each.body for each in (*group.owners, *group.beside)):
             for key in _COUNTED[body["kind"]]:
                 needed[key] += 1
             for key, number in _of_claims(body, count).items():

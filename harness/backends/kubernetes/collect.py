@@ -174,7 +174,7 @@ def _save_status(api: KubernetesApi, replica: PodReplica, target: Path) -> None:
         target.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-class LogTail:
+class PodLogTail:
     """Judges a recording by what its pods log while they serve: asks the judge about the rows whose requests are here.
 
     A round fetches what each replica has logged since the last one, and is begun when the judge would look: rounds are
@@ -200,7 +200,7 @@ class LogTail:
     ) -> None:
         self._closed = threading.Event()
         self._api, self._replicas, self._enough = api.until(self._closed), replicas, enough
-        self._logs = [layout.replica_folder(folder, each.index) / layout.RAW_LATENCIES for each in replicas]
+        self._logs = [layout.replica_folder(folder, replica.index) / layout.RAW_LATENCIES for replica in replicas]
         self._notice, self._dead, self._noticed = notice, dead, False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="follow")
         self._round: tuple[int, Future[bool]] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +14,10 @@ from typing import Any
 from harness.backends.base import RecordingRequest, ReplicaDeath
 from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods, replica_check
 from harness.backends.kubernetes.api import KubernetesApi, OwnedObject
-from harness.backends.kubernetes.collect import LogTail
+from harness.backends.kubernetes.collect import PodLogTail
 from harness.backends.kubernetes.objects import PodGroup
-from harness.backends.kubernetes.pod_monitor import PodMonitor, QueueWait
 from harness.backends.kubernetes.pods import PodReplica
-from harness.backends.kubernetes.watch import Watcher
+from harness.backends.kubernetes.watch import PodMonitor, QueueWait, Watcher
 from harness.clock import Clock
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
@@ -78,17 +78,17 @@ class KubernetesDeployment:
         notice: Notify = unheard,
     ) -> None:
         self._api, self._clock, self._record, self._neighbour = api, clock, record, neighbour
-        self.workload, self._spec, self._experiment = group.workload, group.spec, group.experiment
+        self.group, self._spec, self._experiment = group, group.spec, group.experiment
         self._folder, self._beside, self._by_node = group.folder, beside or {}, by_node
         self._all = [self, *self._beside.values()]
         self._news = threading.Event()
-        selector = self.workload.selector
-        self._owners = Watcher(api, self.workload.collection, labels=selector, listener=self._notify)
-        self._pods = Watcher(api, objects.pods_path(self._spec.namespace), labels=selector, listener=self._notify)
+        self._pods_path = objects.pods_path(self._spec.namespace)
+        self._owners = Watcher(api, group.collection, labels=group.selector, listener=self._notify)
+        self._pods = Watcher(api, self._pods_path, labels=group.selector, listener=self._notify)
         self._statuses: list[dict[str, Any]] = []
         self._nodes: list[Object] = []
         self._monitor: PodMonitor | None = None
-        self._tail: LogTail | None = None
+        self._tail: PodLogTail | None = None
         self._made, self._made_s = False, math.inf
         self._preparing = Preparing(notice)
         self._queue = QueueWait(api, self._spec, self._experiment.timing.ready_timeout_s, notice)
@@ -98,7 +98,7 @@ class KubernetesDeployment:
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
         """Replicas that have ended by themselves so far, the neighbours' among them."""
-        return [*self._own_deaths(), *(death for each in self._beside.values() for death in each.deaths)]
+        return [*self._own_deaths(), *(death for other in self._beside.values() for death in other.deaths)]
 
     def _own_deaths(self) -> Sequence[ReplicaDeath]:
         return self._monitor.deaths if self._monitor else ()
@@ -111,10 +111,10 @@ class KubernetesDeployment:
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """The same of the replicas of each neighbour, by workload."""
-        return {name: each.statuses() for name, each in self._beside.items()}
+        return {workload: other.statuses() for workload, other in self._beside.items()}
 
     def _every_replica(self) -> list[PodReplica]:
-        return [replica for each in self._all for replica in each.replicas]
+        return [replica for part in self._all for replica in part.replicas]
 
     def telemetry(self, path: Path) -> PrometheusTelemetry | None:
         """Of the GPUs of all replicas, as often as Prometheus scrapes their exporter."""
@@ -135,7 +135,7 @@ class KubernetesDeployment:
             self._monitor.tell(request.notice)
         if request.enough is not None:
             dead = lambda: {death.replica for death in self._own_deaths()}  # noqa: E731
-            self._tail = LogTail(self._api, self.replicas, self._folder, request.enough, request.notice, dead)
+            self._tail = PodLogTail(self._api, self.replicas, self._folder, request.enough, request.notice, dead)
             request = replace(request, enough=self._tail)
         return self._record(self._api, self._spec, self._every_replica(), self._folder, request)
 
@@ -148,10 +148,10 @@ class KubernetesDeployment:
             BackendError: the cluster refuses or cannot place a replica, one did not serve in time or shares no GPU with a
                 neighbour, or ``abort`` was set.
         """
-        for each in self._all:
-            each.make(abort)
-        for each in self._all:  # the scheduler places a neighbour once a measured replica has its node
-            each.wait(abort)
+        for part in self._all:
+            part.make(abort)
+        for part in self._all:  # the scheduler places a neighbour once a measured replica has its node
+            part.wait(abort)
         if self._beside:
             replica_check.refuse_apart(self.statuses(), self.neighbour_statuses(), by_node=self._by_node)
 
@@ -161,7 +161,14 @@ class KubernetesDeployment:
             raise BackendError("deploying was stopped before every replica had served.")
         self._owners.start()
         self._pods.start()
-        self._apply(self._api.until(abort))
+        api = self._api.until(abort)
+        self._made = True
+        try:
+            for made in (*self.group.beside, *self.group.owners):
+                api.make(made.path, made.body)
+        except ClusterError as error:
+            self._made = error.status is None or error.status >= 500
+            raise
         self._made_s = self._clock.now_s()
 
     def wait(self, abort: threading.Event) -> None:
@@ -175,15 +182,15 @@ class KubernetesDeployment:
         of = (self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource)
         self._monitor = PodMonitor(*of, on_death)
         self._monitor.start()
-        for each in self._beside.values():
-            each.watch(on_death)
+        for other in self._beside.values():
+            other.watch(on_death)
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:
         """Fetch what the replicas wrote, end them, and wait until their pods are gone; a node's sentence is said once."""
         with ThreadPoolExecutor(len(self._all), thread_name_prefix="stop") as pool:
-            ends = [self._stop, *(each.stop for each in self._beside.values())]
-            ended = list(pool.map(lambda end: end(timeout_s=timeout_s), ends))
-        return list(dict.fromkeys(sentence for sentences in ended for sentence in sentences))
+            ends = [self._stop, *(other.stop for other in self._beside.values())]
+            sentences = pool.map(lambda end: end(timeout_s=timeout_s), ends)
+            return list(dict.fromkeys(itertools.chain.from_iterable(sentences)))
 
     def _stop(self, *, timeout_s: float) -> Sequence[str]:
         if self._stopped:
@@ -200,22 +207,12 @@ class KubernetesDeployment:
             if self._tail:
                 self._tail.discard()
 
-    def _apply(self, api: KubernetesApi) -> None:
-        self._made = True
-        try:
-            for one in (*self.workload.beside, *self.workload.owners):
-                api.make(one.path, one.body)
-        except ClusterError as error:
-            self._made = error.status is None or error.status >= 500
-            raise
-
-    def _notify(self, _kind: str, _one: Object) -> None:
+    def _notify(self, _kind: str, _item: Object) -> None:
         self._news.set()
 
     def _wait_ready(self, abort: threading.Event) -> None:
         timeout_s, now_s = self._experiment.timing.ready_timeout_s, self._clock.now_s
-        deadline_s, pending_since_s = self._made_s + timeout_s, math.inf
-        asked_s = self._made_s
+        deadline_s, pending_since_s, events_s = self._made_s + timeout_s, math.inf, self._made_s
         while True:
             self._news.clear()
             if abort.is_set():
@@ -224,14 +221,16 @@ class KubernetesDeployment:
             if progress.done:
                 return
             if progress.ended is not None:
-                raise self._died(progress.ended)
+                raise self._died(*progress.ended)
             hindrance = progress.hindrance
             pending_since_s = min(pending_since_s, now_s()) if hindrance else math.inf
-            if progress.stuck or (hindrance and now_s() >= pending_since_s + self._spec.pending_s):
-                raise _hindered(progress.stuck or hindrance)
-            if self._spec.by_claims and now_s() >= asked_s + EVENTS_S:
-                asked_s = now_s()
-                self._preparing.look(self._pods.objects, self._warnings(), asked_s)
+            pending = hindrance if now_s() >= pending_since_s + self._spec.pending_s else None
+            if obstacle := progress.stuck or pending:
+                kind = AwayError if obstacle.away else ImageError if obstacle.of_an_image else BackendError
+                raise kind(f"replicas cannot start: {obstacle}.", advice=obstacle.advice)
+            if self._spec.by_claims and now_s() >= events_s + EVENTS_S:
+                events_s = now_s()
+                self._preparing.look(self._pods.objects, self._warnings(), events_s)
             for owner in sorted(self._owners.objects, key=pods.suspended)[-1:]:
                 self._queue.poll(owner, now_s())
             if now_s() >= deadline_s:
@@ -249,26 +248,27 @@ class KubernetesDeployment:
                 f"The API server at {self._api.url} has not answered for {away_s:.0f} s, while replicas were starting.",
                 advice="Is the cluster running? Raise `kubernetes.outage_s` where it may be away for longer.",
             )
-        owners = {name(one): one for one in self._owners.objects}
-        return pods.together([self._look_at(made, owners) for made in self.workload.owners])
+        owners = {name(owner): owner for owner in self._owners.objects}
+        return pods.together([self._look_at(made, owners) for made in self.group.owners])
 
     def _look_at(self, made: OwnedObject, owners: Mapping[str, Object]) -> pods.Progress:
-        kind, owner = self.workload.kind, name(made.body)
+        kind, owner = self.group.kind, name(made.body)
         if owner not in owners:
             return pods.Progress(False, waiting=f"the {kind} {owner} is not there")
         its = [pod for pod in self._pods.objects if pods.gpu_of(pod) == pods.gpu_of(made.body)]
         return pods.rollout({"kind": kind, **owners[owner]}, its, objects.count_of(made.body))
 
-    def _died(self, ended: pods.Ended) -> ReplicaDiedError:
-        found = pods.in_order(self._pods.objects)
-        index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
-        container, of_server = ended.end.container, ended.end.container == pods.SERVER
-        previous = pods.restarts(ended.pod, container) > 0
-        lines = collect.last_lines(self._api, name(ended.pod), container=container, previous=previous)
-        code = ended.end.exit_code
-        death = ReplicaDeath(index, self._clock.now_s(), code, lines, ended.end.reason, self._neighbour, of_server)
-        advice = START_ADVICE.get(code or 0, "Run the workload by itself to see why: python -m harness.replica")
-        message = f"{death} (while starting; pod {name(ended.pod)})."
+    def _died(self, pod: Object, end: pods.End) -> ReplicaDiedError:
+        names = [name(other) for other in pods.in_order(self._pods.objects)]
+        index = names.index(name(pod)) if name(pod) in names else 0
+        of_server, previous = end.container == pods.SERVER, pods.restarts(pod, end.container) > 0
+        lines = collect.last_lines(self._api, name(pod), container=end.container, previous=previous)
+        at_s = self._clock.now_s()
+        death = ReplicaDeath(index, at_s, end.exit_code, lines, end.reason, self._neighbour, of_server)
+        advice = START_ADVICE.get(
+            end.exit_code or 0, "Run the workload by itself to see why: python -m harness.replica"
+        )
+        message = f"{death} (while starting; pod {name(pod)})."
         return ReplicaDiedError(message, advice=SERVER_ADVICE if of_server else advice, code=death.code)
 
     def _last_event(self) -> str:
@@ -280,24 +280,24 @@ class KubernetesDeployment:
         """What was complained about the pods."""
         path = f"/api/v1/namespaces/{self._spec.namespace}/events"
         try:
-            found = self._api.list(path, fields="type=Warning,involvedObject.kind=Pod")
+            events = self._api.list(path, fields="type=Warning,involvedObject.kind=Pod")
         except BackendError:
             return []  # not allowed, or the server is gone: it would have been a help, no more
         names = {name(pod) for pod in self._pods.objects}
-        return [event for event in found if event["involvedObject"].get("name") in names]
+        return [event for event in events if event["involvedObject"].get("name") in names]
 
     def _learn(self, api: KubernetesApi) -> None:
         """Ask every replica what it is; and the cluster, where it is."""
-        found = pods.in_order(self._pods.objects)
-        replicas = [pods.as_replica(pod, index, self._neighbour) for index, pod in enumerate(found)]
+        its = pods.in_order(self._pods.objects)
+        replicas = [pods.as_replica(pod, index, self._neighbour) for index, pod in enumerate(its)]
         with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: collect.status(api, replica), replicas))
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
-        how = [PodSharing()] * len(found)
+        how = [PodSharing()] * len(its)
         if self._spec.gpus_per_replica:
-            how = cluster_sharing(self._spec).observe(api, self._experiment, self._nodes, found, statuses)
+            how = cluster_sharing(self._spec).observe(api, self._experiment, self._nodes, its, statuses)
         self.replicas = [
-            replica.on_gpu(str(status.get("device_uuid") or ""), *shared)
+            replace(replica, gpu_uuid=str(status.get("device_uuid") or ""), how=shared)
             for replica, status, shared in zip(replicas, statuses, how, strict=True)
         ]
         self._statuses = [
@@ -317,30 +317,29 @@ class KubernetesDeployment:
 
     def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
         try:
-            found = [api.find(f"{NODES}/{place}") for place in dict.fromkeys(names)]
+            return [node for place in dict.fromkeys(names) if (node := api.find(f"{NODES}/{place}")) is not None]
         except ClusterError:
             return []  # an account that may not read nodes measures all the same; the manifest says "unknown"
-        return [node for node in found if node is not None]
 
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self._own_deaths() if death.exit_code is None}
-        if self.replicas:
-            over = self.over()
-            alive = [one for one in self.replicas if one.index not in dead and one.pod not in over]
-            unanswered = []
-            if self._experiment.workload.server is not None or self._experiment.workload.trace:
-                unanswered = self._finish(alive)
-                self._refresh()  # what failed until the very end
-            restarted = {
-                (name(pod), container)
-                for pod in self._pods.objects
-                for container in (pods.CONTAINER, pods.SERVER)
-                if pods.restarts(pod, container)
-            }
-            self._save_logs({one.index: over[one.pod] for one in self.replicas if one.pod in over})
-            return [*unanswered, *collect.results(self._api, alive, self._folder, self.workload.routes, restarted)]
-        self._save_logs(dict(enumerate(pods.in_order(self._pods.objects))))
-        return []
+        if not self.replicas:
+            self._save_logs(dict(enumerate(pods.in_order(self._pods.objects))))
+            return []
+        over = self.over()
+        alive = [replica for replica in self.replicas if replica.index not in dead and replica.pod not in over]
+        unanswered = []
+        if self._experiment.workload.server is not None or self._experiment.workload.trace:
+            unanswered = self._finish(alive)
+            self._refresh()  # what failed until the very end
+        restarted = {
+            (name(pod), container)
+            for pod in self._pods.objects
+            for container in (pods.CONTAINER, pods.SERVER)
+            if pods.restarts(pod, container)
+        }
+        self._save_logs({replica.index: over[replica.pod] for replica in self.replicas if replica.pod in over})
+        return [*unanswered, *collect.results(self._api, alive, self._folder, self.group.routes, restarted)]
 
     def over(self) -> dict[str, Object]:
         """By name, the pods that answer nothing any more."""
@@ -349,7 +348,7 @@ class KubernetesDeployment:
     def _save_logs(self, of: Mapping[int, Object]) -> None:
         """Of pods that answer nothing else, by replica."""
         for index, pod in of.items():
-            for container in [one["name"] for one in pod["spec"]["containers"]]:
+            for container in [entry["name"] for entry in pod["spec"]["containers"]]:
                 again = pods.restarts(pod, container) > 0
                 collect.keep_log(self._api, name(pod), self._folder, index, container, restarted=again)
 
@@ -378,29 +377,26 @@ class KubernetesDeployment:
         if not self._made:
             return []
         timeout_s = max(timeout_s, self._experiment.drain_timeout_s)  # the pods' own grace period
-        for one in self.workload.owners:
-            self._api.delete(one.path, propagation="Foreground")
-        for one in self.workload.beside:
-            self._api.delete(one.path)  # a claim goes when the last pod is gone
+        for owner in self.group.owners:
+            self._api.delete(owner.path, propagation="Foreground")
+        for other in self.group.beside:
+            self._api.delete(other.path)  # a claim goes when the last pod is gone
         begun_s = self._clock.now_s()
-        if self._gone_within(timeout_s + FORCE_AFTER_S):
-            return self._unclean()
+        gone = self._gone_within(timeout_s + FORCE_AFTER_S)
         # Force would take away what nobody has told to end, while it runs, and its owner would make others.
-        untold = not all("deletionTimestamp" in pod["metadata"] for pod in self._pods.objects)
-        if untold and self._gone_within(UNTOLD_S):
-            return self._unclean()
+        if not gone and not all("deletionTimestamp" in pod["metadata"] for pod in self._pods.objects):
+            gone = self._gone_within(UNTOLD_S)
+        if gone:
+            return self._monitor.unclean_ends() if self._monitor else []
         sentences = []
         took_s = self._clock.now_s() - begun_s
         for pod in self._pods.objects:
             where = pod["spec"].get("nodeName") or "no node"
             sentences.append(f"pod {name(pod)} on {where} did not end within {took_s:.0f} s and was removed by force.")
-            self._api.delete(f"{objects.pods_path(self._spec.namespace)}/{name(pod)}", grace_s=0)
+            self._api.delete(f"{self._pods_path}/{name(pod)}", grace_s=0)
         if not self._gone_within(FORCED_GONE_S):
-            sentences.append(f"the {self.workload.kind} {self.workload.name} is still there.")
+            sentences.append(f"the {self.group.kind} {self.group.name} is still there.")
         return sentences
-
-    def _unclean(self) -> list[str]:
-        return self._monitor.unclean_ends() if self._monitor else []
 
     def _gone_within(self, timeout_s: float) -> bool:
         deadline_s = self._clock.now_s() + timeout_s
@@ -413,14 +409,6 @@ class KubernetesDeployment:
 
     def _still_there(self) -> bool:
         """Ask, once the watches see nothing: they may not have seen the beginning yet."""
-        path = objects.pods_path(self._spec.namespace)
-        return any(self._api.find(one.path) is not None for one in self.workload.owners) or bool(
-            self._api.list(path, labels=self.workload.selector)
+        return any(self._api.find(owner.path) is not None for owner in self.group.owners) or bool(
+            self._api.list(self._pods_path, labels=self.group.selector)
         )
-
-
-def _hindered(hindrance: pods.Obstacle | None) -> BackendError:
-    assert hindrance is not None  # noqa: S101 - the caller has seen one
-    failure = f"replicas cannot start: {hindrance}."
-    kind = AwayError if hindrance.away else ImageError if hindrance.of_an_image else BackendError
-    return kind(failure, advice=hindrance.advice)

@@ -237,7 +237,7 @@ def _no_room(message: str, *, away: bool) -> Issue:
 
 
 def _number(planned: Sequence[PlannedPods]) -> int:
-    return sum(pods.group.workload.replicas for pods in planned)
+    return sum(pods.group.replicas for pods in planned)
 
 
 def _shown(key: str, value: Decimal) -> str:

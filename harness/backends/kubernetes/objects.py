@@ -1,4 +1,4 @@
-"""The object that is made for one experiment, rendered from the template that people can read."""
+"""The objects that are made for one experiment, rendered from the template that people can read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ LAYER_DIR = "/var/run/layer"
 """Where a library lies that was copied out of an image of its own."""
 COMMAND = ("python", "-m", "harness.replica")
 """Of the image, which a layer is put before."""
-"""The variable that tells it what to measure."""
 LOAD_COMMAND = ("python", "-m", "harness.traffic.load_pod")
 LOAD_LABEL = "gpu-sharing-harness/load"
 """On the pods that send requests alone; the namespace's NetworkPolicies know it."""
@@ -61,32 +60,31 @@ _NAME_CHARACTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """The owners of an experiment's replicas.
+class PodGroup:
+    """The Deployment or Job of an attempt's replicas, of a neighbour's or of a load's; by claims one for each shared GPU.
 
     Attributes:
+        experiment: what runs; of a neighbour, its workload and number.
+        folder: where what its pods write is brought to.
         name: unique among the attempts of all campaigns.
         collection: path of the objects of its kind in its namespace.
         labels: that every object of the attempt carries.
-        owners: one Deployment or Job; of GPUs that are shared by claims, one for each.
         routes: by which each of its pods hands out what it wrote, beside its status.
         beside: what its pods take from the API server: a claim of its own, files.
         claims: names of the claims, or of the template, that its pods name, by the GPU's number; empty: they have none.
     """
 
+    experiment: ExperimentSpec
+    spec: KubernetesSpec
+    folder: Path
     kind: str
     name: str
     collection: str
     labels: dict[str, str]
     owners: tuple[OwnedObject, ...]
-    routes: tuple[str, ...] = ("latencies",)
-    beside: tuple[OwnedObject, ...] = ()
-    claims: tuple[str, ...] = ()
-
-    @property
-    def path(self) -> str:
-        """Of the first owner."""
-        return self.owners[0].path
+    routes: tuple[str, ...]
+    beside: tuple[OwnedObject, ...]
+    claims: tuple[str, ...]
 
     @property
     def body(self) -> Object:
@@ -96,7 +94,7 @@ class Workload:
     @property
     def replicas(self) -> int:
         """Pods of it at once."""
-        return sum(count_of(one.body) for one in self.owners)
+        return sum(count_of(owner.body) for owner in self.owners)
 
     @property
     def selector(self) -> str:
@@ -133,10 +131,12 @@ def workload(
     spec: KubernetesSpec,
     campaign_id: str,
     *,
-    measured: Workload | None = None,
+    measured: PodGroup | None = None,
     position: int = 0,
-) -> Workload:
-    """The object for one attempt; one for each GPU where replicas share several by claims, since all pods of one name the same.
+) -> PodGroup:
+    """The pods that run an experiment's replicas, and what they need.
+
+    Several owners where replicas share several GPUs by claims, since all pods of one name the same.
 
     Args:
         experiment: what runs; of a neighbour, its workload and number.
@@ -159,24 +159,41 @@ def workload(
     }
     kind = "Job" if spec.kind is WorkloadKind.JOB else "Deployment"
     collection_of = collections(spec)
-    collection = collection_of[kind]
     server = experiment.workload.server
     given = files.carried(server, spec, name, labels) if server else ()
     claims = [] if measured else cluster_sharing(spec).claims(experiment, name, labels)
     named = measured.claims if measured else tuple(str(body["metadata"]["name"]) for body in claims)
+    several = len(named) > 1
+    places = range(position, position + experiment.replicas)
     owners = []
-    for gpu, count in _dealt(position, experiment.replicas, len(named)).items():
-        several = len(named) > 1
+    # Dealt out in turn, as on this machine.
+    for gpu, count in Counter(place % max(len(named), 1) for place in places).items():
         own, marked = (f"{name}-gpu{gpu}", labels | {pods.GPU_LABEL: str(gpu)}) if several else (name, labels)
-        values = _values(experiment, spec, own, marked) | {"given": files.sources(given), "given_dir": files.FOLDER}
-        values |= {"replicas": count, "numbered": not several}
-        values["claim"] = reference(experiment, named[gpu]) if named else None
-        values["resources"] = _resources(spec, server, values["claim"])
+        claim = reference(experiment, named[gpu]) if named else None
+        values = _values(experiment, spec, own, marked) | {
+            "given": files.sources(given),
+            "given_dir": files.FOLDER,
+            "replicas": count,
+            "numbered": not several,
+            "claim": claim,
+            "resources": _resources(spec, server, claim),
+        }
         body = yaml.load(_template().render(values), SAFE_LOADER)  # noqa: S506 - it is safe
-        owners.append(OwnedObject(f"{collection}/{own}", body))
+        owners.append(OwnedObject(f"{collection_of[kind]}/{own}", body))
     made = [OwnedObject(f"{collection_of[body['kind']]}/{body['metadata']['name']}", body) for body in claims]
-    routes, beside = _routes(experiment.workload), (*made, *given)
-    return Workload(kind, name, collection, labels, tuple(owners), routes, beside, named)
+    return PodGroup(
+        experiment,
+        spec,
+        folder,
+        kind,
+        name,
+        collection_of[kind],
+        labels,
+        owners=tuple(owners),
+        routes=_routes(experiment.workload),
+        beside=(*made, *given),
+        claims=named,
+    )
 
 
 def count_of(body: Mapping[str, Any]) -> int:
@@ -184,36 +201,28 @@ def count_of(body: Mapping[str, Any]) -> int:
     return int(body["spec"]["parallelism" if body["kind"] == "Job" else "replicas"])
 
 
-def _dealt(position: int, replicas: int, gpus: int) -> dict[int, int]:
-    """How many of some replicas each GPU gets, where they are dealt out in turn as on this machine; all to one where there is no choice."""
-    return dict(Counter(place % max(gpus, 1) for place in range(position, position + replicas)))
-
-
 def load_job(
     experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
-) -> Workload:
+) -> PodGroup:
     """A Job with one pod for each shard of the load, away from the replicas where there is room."""
     made = workload(experiment, folder.with_name(f"{folder.name}-load"), spec, campaign_id)
     template = made.body["spec"]["template"]
     template["metadata"]["labels"][LOAD_LABEL] = "true"
+    template["metadata"]["annotations"]["prometheus.io/scrape"] = "false"
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {CAMPAIGN_LABEL: campaign_id}}}
     away = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
     affinity = template["spec"].get("affinity") or {}
     affinity.pop("podAffinity", None)
     template["spec"]["affinity"] = {**affinity, "podAntiAffinity": away}
-    return _of_other_program(made, LOAD_COMMAND, {"LOAD_PLAN": plan, "LOAD_SHARDS": str(experiment.replicas)})
-
-
-def _of_other_program(made: Workload, command: tuple[str, ...], told: dict[str, str]) -> Workload:
-    """The same with another program of the image, which Prometheus does not read."""
-    template = made.body["spec"]["template"]
-    template["metadata"]["annotations"]["prometheus.io/scrape"] = "false"
     [container] = template["spec"]["containers"]
-    container["command"] = list(command)
+    container["command"] = list(LOAD_COMMAND)
     own = {"PORT", "REPLICA_DIR", "HOME", "USER", "LINGER_SECONDS", "REPLICA"}
-    kept = [one for one in container["env"] if one["name"] in own]
-    container["env"] = [*kept, *({"name": name, "value": value} for name, value in told.items())]
-    return replace(made, routes=())
+    settings = {"LOAD_PLAN": plan, "LOAD_SHARDS": str(experiment.replicas)}
+    container["env"] = [
+        *(variable for variable in container["env"] if variable["name"] in own),
+        *({"name": name, "value": value} for name, value in settings.items()),
+    ]
+    return replace(made, folder=folder, routes=())
 
 
 def _resources(spec: KubernetesSpec, server: ServerSpec | None, claim: dict[str, str] | None) -> dict[str, Any]:
@@ -229,23 +238,19 @@ def _resources(spec: KubernetesSpec, server: ServerSpec | None, claim: dict[str,
 
 
 def _bounds(reserve: Mapping[Resource, str], limit: Mapping[Resource, str]) -> dict[str, dict[str, str]]:
-    return {
-        kind: {str(name): each for name, each in given.items()}
-        for kind, given in (("limits", limit), ("requests", reserve))
-        if given
-    }
+    kinds = {"limits": limit, "requests": reserve}
+    return {kind: {str(key): text for key, text in stated.items()} for kind, stated in kinds.items() if stated}
 
 
 def _with(gpu: dict[str, Any], own: dict[str, dict[str, str]]) -> dict[str, Any]:
     return {**gpu, **own, **({"limits": {**gpu["limits"], **own.get("limits", {})}} if "limits" in gpu else {})}
 
 
-def _routes(asked: WorkloadSpec) -> tuple[str, ...]:
+def _routes(measured: WorkloadSpec) -> tuple[str, ...]:
     """Of the files that a replica of this workload writes."""
-    served = ("services",) if asked.scenario is not None else ()
-    if asked.server is None:
-        return ("latencies", *served)
-    return ("latencies", "requests", "gaps", *(("engine_metrics",) if asked.server.metrics else ()))
+    if measured.server is None:
+        return ("latencies", *(("services",) if measured.scenario is not None else ()))
+    return ("latencies", "requests", "gaps", *(("engine_metrics",) if measured.server.metrics else ()))
 
 
 def _name(experiment: ExperimentSpec, attempt: str) -> str:
@@ -287,15 +292,15 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "node_selector": spec.node_selector,
         "neighbour_of": labels.get(NEIGHBOUR_LABEL),
         "packed": spec.placement is Placement.PACKED,
-        "node_affinity": [one.model_dump(exclude_defaults=True) for one in spec.node_affinity],
-        "tolerations": [one.model_dump(exclude_none=True) for one in spec.tolerations],
+        "node_affinity": [term.model_dump(exclude_defaults=True) for term in spec.node_affinity],
+        "tolerations": [term.model_dump(exclude_none=True) for term in spec.tolerations],
         "user": spec.run_as_user,
         "image": spec.image,
         "image_pull_policy": spec.image_pull_policy.value,
         "replica_dir": REPLICA_DIR,
         "command": layer.around(COMMAND, here=False) if layer and (layer.prefix or layer.preload) else None,
         "environment": {
-            **_told(experiment).environment(),
+            **_replica_spec(experiment).environment(),
             "PORT": str(PORT),
             "REPLICA_DIR": REPLICA_DIR,
             "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home
@@ -311,7 +316,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
     }
 
 
-def _told(experiment: ExperimentSpec) -> ReplicaSpec:
+def _replica_spec(experiment: ExperimentSpec) -> ReplicaSpec:
     """What the replicas are told; the client of a server with the names that files have in its pod."""
     workload, server = experiment.workload, experiment.workload.server
     if server is None:
@@ -371,16 +376,6 @@ def _template() -> jinja2.Template:
     return environment.get_template("replicas.yaml.j2")
 
 
-@dataclass(frozen=True, slots=True)
-class PodGroup:
-    """One Deployment or Job of an attempt."""
-
-    experiment: ExperimentSpec
-    spec: KubernetesSpec
-    folder: Path
-    workload: Workload
-
-
 def placed(experiment: ExperimentSpec, spec: KubernetesSpec) -> KubernetesSpec:
     """How measured pods stand in the cluster: who asks a server that runs already holds no GPU."""
     server = experiment.workload.server
@@ -389,34 +384,32 @@ def placed(experiment: ExperimentSpec, spec: KubernetesSpec) -> KubernetesSpec:
 
 def measured_pods(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str) -> PodGroup:
     """The measured replicas."""
-    there = placed(experiment, spec)
-    return PodGroup(experiment, there, folder, workload(experiment, folder, there, campaign_id))
+    return workload(experiment, folder, placed(experiment, spec), campaign_id)
 
 
-def neighbour_pods(beside: PodGroup, spec: KubernetesSpec, campaign_id: str) -> dict[str, PodGroup]:
+def neighbour_pods(measured: PodGroup, spec: KubernetesSpec, campaign_id: str) -> dict[str, PodGroup]:
     """Those of the measured replicas, by workload."""
-    experiment, found = beside.experiment, {}
-    position = experiment.replicas
+    experiment = measured.experiment
+    groups: dict[str, PodGroup] = {}
     limits = experiment.mps.among(experiment.replicas_per_gpu) if experiment.mps else None
-    for each in experiment.neighbours:
-        name = each.workload.name
-        changes = {"workload": each.workload, "replicas": each.replicas, "condition": None, "mps": limits}
-        own, folder = experiment.model_copy(update=changes), neighbour_folder(beside.folder, name)
-        made = workload(own, folder, spec, campaign_id, measured=beside.workload, position=position)
-        position += each.replicas
-        found[name] = PodGroup(own, spec, folder, made)
-    return found
+    for neighbour in experiment.neighbours:
+        name = neighbour.workload.name
+        changes = {"workload": neighbour.workload, "replicas": neighbour.replicas, "condition": None, "mps": limits}
+        own, folder = experiment.model_copy(update=changes), neighbour_folder(measured.folder, name)
+        position = experiment.replicas + sum(group.experiment.replicas for group in groups.values())
+        groups[name] = workload(own, folder, spec, campaign_id, measured=measured, position=position)
+    return groups
 
 
 def load_pods(
     experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
 ) -> PodGroup:
     """One pod for each shard of the load, without a GPU."""
-    shards = min(spec.load_generators, experiment.replicas)
     own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
+    shards = min(spec.load_generators, experiment.replicas)
     changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
-    of, there = experiment.model_copy(update=changes), without_gpu(spec)
-    return PodGroup(of, there, folder / "load", load_job(of, folder / "load", there, campaign_id, plan=plan))
+    sending = experiment.model_copy(update=changes)
+    return load_job(sending, folder / "load", without_gpu(spec), campaign_id, plan=plan)
 
 
 def all_pods(experiment: ExperimentSpec, spec: KubernetesSpec, campaign_id: str) -> list[PodGroup]:

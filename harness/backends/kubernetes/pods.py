@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from harness.sharing.mode import Object
+from harness.sharing.mode import Object, PodSharing
 from harness.sharing.node import condition, name
 
 CONTAINER, SERVER = "replica", "server"
@@ -62,15 +62,12 @@ class PodReplica:
         image_id: what ran: with its digest where the runtime tells.
         gpu_uuid: of the device it sees; empty on a CPU.
         restarts: of its container when it began to serve.
-        sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
-        gpu_slices: that each GPU of its node is lent as; None: the node does not show it.
-        claim: name of the ResourceClaim by which it has its GPU; empty: it has none.
+        how: its GPU is seen to be shared.
         asks_a_server: the user's own, in a container of its pod.
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
         reserve: processors, memory and disk that the container which computes asks for, as the API server completed it.
         limit: the most of these that it may use.
-        qos_class: of the pod; empty where the cluster does not say.
     """
 
     index: int
@@ -84,9 +81,7 @@ class PodReplica:
     image_id: str
     gpu_uuid: str = ""
     restarts: int = 0
-    sharing: str = ""
-    gpu_slices: int | None = None
-    claim: str = ""
+    how: PodSharing = field(default_factory=PodSharing)
     ip: str = ""
     asks_a_server: bool = False
     server_image_id: str = ""
@@ -101,27 +96,18 @@ class PodReplica:
         """For sentences."""
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
-    def on_gpu(self, uuid: str, sharing: str, slices: int | None = None, claim: str = "") -> PodReplica:
-        """The same replica, on this device, which is shared so."""
-        return replace(self, gpu_uuid=uuid, sharing=sharing, gpu_slices=slices, claim=claim)
-
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of it."""
+        same = ("pod", "namespace", "node", "image", "image_id", "gpu_uuid", "qos_class")
         return {
             "replica": self.index,
-            "pod": self.pod,
-            "namespace": self.namespace,
-            "node": self.node,
+            **{key: getattr(self, key) for key in same},
             "pod_ip": self.ip,
-            "image": self.image,
-            "image_id": self.image_id,
-            "gpu_uuid": self.gpu_uuid,
-            "sharing": self.sharing,
-            "gpu_slices": self.gpu_slices,
+            "sharing": self.how.mode,
+            "gpu_slices": self.how.slices,
             "reserve": dict(self.reserve),
             "limit": dict(self.limit),
-            "qos_class": self.qos_class,
-            **({"claim": self.claim} if self.claim else {}),
+            **({"claim": self.how.claim} if self.how.claim else {}),
             **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
             **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
         }
@@ -143,17 +129,20 @@ def is_ready(pod: Object) -> bool:
 
 def container_status(pod: Object, container: str = CONTAINER) -> Mapping[str, Any]:
     """The status of one of its containers; empty before the kubelet has written one."""
-    found = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((entry for entry in found if entry.get("name") == container), {})
+    return _status_of(pod, "containerStatuses", container)
 
 
 def _layer_status(pod: Object) -> Mapping[str, Any]:
-    found = (pod.get("status") or {}).get("initContainerStatuses") or []
-    return next((entry for entry in found if entry.get("name") == LAYER), {})
+    return _status_of(pod, "initContainerStatuses", LAYER)
+
+
+def _status_of(pod: Object, kind: str, container: str) -> Mapping[str, Any]:
+    entries = (pod.get("status") or {}).get(kind) or []
+    return next((entry for entry in entries if entry.get("name") == container), {})
 
 
 def _statuses(pod: Object) -> list[Mapping[str, Any]]:
-    return [status for name in _BY_CAUSE if (status := container_status(pod, name))]
+    return [status for container in _BY_CAUSE if (status := container_status(pod, container))]
 
 
 def restarts(pod: Object, container: str = CONTAINER) -> int:
@@ -175,18 +164,18 @@ def unhealthy_devices(pod: Object) -> list[str]:
     ]
 
 
-def in_order(found: Sequence[Object]) -> list[Object]:
+def in_order(replicas: Sequence[Object]) -> list[Object]:
     """The replicas in order: by a job's own index, else the name; of several shared GPUs one of each in turn."""
-    on: dict[str, list[Object]] = {}
-    for pod in sorted(found, key=_own_order):
-        on.setdefault(gpu_of(pod), []).append(pod)
-    places = [(place, gpu, pod) for gpu, each in on.items() for place, pod in enumerate(each)]
-    return [pod for _, _, pod in sorted(places, key=lambda one: (one[0], int(one[1] or 0)))]
+    by_gpu: dict[str, list[Object]] = {}
+    for pod in sorted(replicas, key=_own_order):
+        by_gpu.setdefault(gpu_of(pod), []).append(pod)
+    places = [(place, int(gpu or 0), pod) for gpu, its in by_gpu.items() for place, pod in enumerate(its)]
+    return [pod for _, _, pod in sorted(places, key=lambda entry: entry[:2])]
 
 
-def gpu_of(one: Object) -> str:
+def gpu_of(item: Object) -> str:
     """Number of the shared GPU that a pod or its owner is for; empty where there is no choice."""
-    return str((one["metadata"].get("labels") or {}).get(GPU_LABEL, ""))
+    return str((item["metadata"].get("labels") or {}).get(GPU_LABEL, ""))
 
 
 def _own_order(pod: Object) -> tuple[int, str]:
@@ -197,8 +186,8 @@ def _own_order(pod: Object) -> tuple[int, str]:
 def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
     """A pod that serves, as a replica, of the measured workload or of a neighbour."""
     metadata, status = pod["metadata"], container_status(pod)
-    containers = {str(one["name"]): one.get("resources") or {} for one in pod["spec"]["containers"]}
-    computes = next(containers[name] for name in _BY_CAUSE if name in containers)
+    containers = {str(entry["name"]): entry.get("resources") or {} for entry in pod["spec"]["containers"]}
+    computes = next(containers[kind] for kind in _BY_CAUSE if kind in containers)
     return PodReplica(
         index=index,
         pod=name(pod),
@@ -223,7 +212,7 @@ def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
 
 def _of_the_node(resources: Mapping[str, Any]) -> dict[str, str]:
     """Those that are no devices."""
-    return {name: str(value) for name, value in resources.items() if "/" not in name}
+    return {key: str(value) for key, value in resources.items() if "/" not in key}
 
 
 def ends_of(pod: Object, *, restarts_before: int = 0) -> Iterator[End]:
@@ -293,7 +282,11 @@ def obstacle(pod: Object) -> Obstacle | None:
         reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
         if reason in HOPELESS_WAITS:
             of_an_image = reason in _OF_AN_IMAGE
-            refused = reason in _WILL_NOT_COME or image.startswith(_OF_THE_NODE) or any(w in message for w in _REFUSED)
+            refused = (
+                reason in _WILL_NOT_COME
+                or image.startswith(_OF_THE_NODE)
+                or any(words in message for words in _REFUSED)
+            )
             return Obstacle(reason, message, HOPELESS_WAITS[reason], of_an_image, away=of_an_image and not refused)
     return None
 
@@ -304,12 +297,12 @@ def not_copied(pod: Object) -> Obstacle | None:
     state = status.get("state") or {}
     if (state.get("terminated") or {}).get("exitCode") == 0:
         return None
-    failed = next((one for one in _terminated(status, 0) if one["exitCode"]), None)
+    failed = next((end for end in _terminated(status, 0) if end["exitCode"]), None)
     waiting = state.get("waiting") or {}
     failed = waiting if waiting.get("reason") in _NOT_STARTED else failed
     if failed is None:
         return None
-    copy = next(one for one in pod["spec"]["initContainers"] if one["name"] == LAYER)
+    copy = next(entry for entry in pod["spec"]["initContainers"] if entry["name"] == LAYER)
     return Obstacle(
         f"the layer's library {copy['command'][1]} could not be copied out of {copy['image']}",
         str(failed.get("message") or failed.get("reason") or ""),
@@ -338,9 +331,8 @@ def waits_for(pod: Object) -> str:
     """What a pod that does not serve yet is doing, in a few words."""
     for _, waiting in _waiting(pod):
         return _sentence(waiting["reason"], waiting.get("message"))
-    found = unschedulable(pod)
-    if found is not None:
-        return str(found)
+    if placeless := unschedulable(pod):
+        return str(placeless)
     phase = str((pod.get("status") or {}).get("phase") or "not seen by a node yet")
     return "running, not serving yet" if phase == "Running" else phase
 
@@ -351,55 +343,49 @@ def _sentence(reason: object, message: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A replica that ended before all of them served."""
-
-    pod: Object
-    end: End
-
-
-@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a rollout is.
 
     Attributes:
         done: every replica serves, and there is none too many.
-        ended: a replica that ended by itself; None: none did.
+        ended: a replica that ended by itself before all served, and how; None: none did.
         stuck: why it cannot go on; None: it can.
         hindrance: why no node takes a pod, or none can be made, for now; None: nothing of that kind.
         waiting: what it waits for, in a few words.
     """
 
     done: bool
-    ended: Ended | None = None
+    ended: tuple[Object, End] | None = None
     stuck: Obstacle | None = None
     hindrance: Obstacle | None = None
     waiting: str = ""
 
 
-def rollout(workload: Object, found: Sequence[Object], replicas: int) -> Progress:
+def rollout(workload: Object, owned: Sequence[Object], replicas: int) -> Progress:
     """Judge a Deployment or a Job and its pods."""
-    alive = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+    alive = [pod for pod in owned if "deletionTimestamp" not in pod["metadata"]]
     for pod in alive:
         if why := not_copied(pod):
             return Progress(False, stuck=why)
         if end := end_of(pod):
-            return Progress(False, ended=Ended(pod, end))
-    stuck = next((why for pod in alive if (why := obstacle(pod))), None)
-    hindrance = next((why for pod in alive if (why := unschedulable(pod))), _refusal(workload))
+            return Progress(False, ended=(pod, end))
     ready = [pod for pod in alive if is_ready(pod)]
-    done = len(ready) == len(found) == replicas and _complete(workload, replicas)
-    return Progress(done, stuck=stuck, hindrance=hindrance, waiting=_missing(workload, found, ready, replicas))
+    return Progress(
+        len(ready) == len(owned) == replicas and _complete(workload, replicas),
+        stuck=next(filter(None, map(obstacle, alive)), None),
+        hindrance=next(filter(None, map(unschedulable, alive)), _refusal(workload)),
+        waiting=_missing(workload, owned, ready, replicas),
+    )
 
 
-def together(found: Sequence[Progress]) -> Progress:
+def together(rollouts: Sequence[Progress]) -> Progress:
     """Several rollouts as one: done when all are, and hindered by whatever hinders one."""
     return Progress(
-        all(one.done for one in found),
-        ended=next((one.ended for one in found if one.ended), None),
-        stuck=next((one.stuck for one in found if one.stuck), None),
-        hindrance=next((one.hindrance for one in found if one.hindrance), None),
-        waiting=next((one.waiting for one in found if not one.done), ""),
+        all(rollout.done for rollout in rollouts),
+        ended=next((rollout.ended for rollout in rollouts if rollout.ended), None),
+        stuck=next((rollout.stuck for rollout in rollouts if rollout.stuck), None),
+        hindrance=next((rollout.hindrance for rollout in rollouts if rollout.hindrance), None),
+        waiting=next((rollout.waiting for rollout in rollouts if not rollout.done), ""),
     )
 
 
@@ -422,26 +408,25 @@ def _complete(workload: Object, replicas: int) -> bool:
 def _refusal(workload: Object) -> Obstacle | None:
     """Why the controller cannot make pods at all: a quota, an admission policy, a missing account."""
     for kind in ("ReplicaFailure", "Failed", "FailureTarget"):
-        found = condition(workload, kind)
-        if found.get("status") == "True":
+        entry = condition(workload, kind)
+        if entry.get("status") == "True":
             return Obstacle(
-                str(found.get("reason") or kind),
-                str(found.get("message") or ""),
+                str(entry.get("reason") or kind),
+                str(entry.get("message") or ""),
                 "Mend what it names: a quota, a policy of the namespace, the service account or the runtime class.",
             )
     return None
 
 
-def _missing(workload: Object, found: Sequence[Object], ready: Sequence[Object], replicas: int) -> str:
+def _missing(workload: Object, owned: Sequence[Object], ready: Sequence[Object], replicas: int) -> str:
     """The first thing that is missing."""
     if suspended(workload):
         return f"the {workload['kind']} is suspended: its queue has not admitted it"
-    if len(found) < replicas:
-        return f"{len(found)} of {replicas} pods have been made"
-    unready = [pod for pod in found if pod not in ready]
-    if unready:
-        pod = unready[0]
-        return f"{len(ready)} of {replicas} serve; {name(pod)}: {waits_for(pod)}"
-    if len(found) > replicas:
-        return f"{len(found)} pods are there instead of {replicas}"
+    if len(owned) < replicas:
+        return f"{len(owned)} of {replicas} pods have been made"
+    for pod in owned:
+        if pod not in ready:
+            return f"{len(ready)} of {replicas} serve; {name(pod)}: {waits_for(pod)}"
+    if len(owned) > replicas:
+        return f"{len(owned)} pods are there instead of {replicas}"
     return f"the {workload['kind']} has not counted its {replicas} pods yet"

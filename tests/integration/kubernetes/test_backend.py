@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from harness.backends.kubernetes import deployment as deployment_module
-from harness.backends.kubernetes import nodes, objects, pod_monitor
+from harness.backends.kubernetes import nodes, objects, watch
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
@@ -204,7 +204,7 @@ def test_a_node_called_silent_because_the_api_server_was_away_has_time_to_report
     assert deaths == []
 
     monkeypatch.setattr(watchman, "_api_was_away", lambda: True)
-    monkeypatch.setattr(pod_monitor, "NODE_RETURNS_S", 0.5)
+    monkeypatch.setattr(watch, "NODE_RETURNS_S", 0.5)
     driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
     wait_for(lambda: deaths, SEEN_WITHIN_S)
     assert "NodeStatusUnknown" in deaths[0].reason
@@ -401,16 +401,16 @@ def test_an_attempt_of_before_that_has_its_pods_ended_and_is_not_gone_yet_is_wai
     left.body["metadata"]["finalizers"] = ["example.com/held"]
     left.body["spec"]["suspend" if kind == "job" else "paused"] = True  # its controller makes no pod of it
     before = driver.api.create(left.collection, left.body)
-    driver.api.delete(left.path, propagation="Foreground")
+    driver.api.delete(left.owners[0].path, propagation="Foreground")
     wait_for(lambda: not driver.names())
     free = {"metadata": {"finalizers": None}}
-    letting_go = threading.Timer(2.0, lambda: driver.api.patch(left.path, free))
+    letting_go = threading.Timer(2.0, lambda: driver.api.patch(left.owners[0].path, free))
     letting_go.start()
 
     deployment, _ = deploy(experiment(replicas=1), by=KubernetesBackend(spec, "c0ffee"))
 
     letting_go.join()
-    assert driver.api.get(left.path)["metadata"]["uid"] != before["metadata"]["uid"]
+    assert driver.api.get(left.owners[0].path)["metadata"]["uid"] != before["metadata"]["uid"]
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from harness.backends.kubernetes import pod_monitor
+from harness.backends.kubernetes import watch
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.errors import BackendError
@@ -27,8 +27,8 @@ def spec(server):
 
 @pytest.fixture
 def kueue(driver, monkeypatch):
-    monkeypatch.setattr(pod_monitor, "QUEUE_POLL_S", 0.1)
-    monkeypatch.setattr(pod_monitor, "TELL_S", 0.5)
+    monkeypatch.setattr(watch, "QUEUE_POLL_S", 0.1)
+    monkeypatch.setattr(watch, "TELL_S", 0.5)
     monkeypatch.setattr(KubernetesApi, "make", suspending(KubernetesApi.make))
     with Kueue(driver.api) as playing:
         yield playing
@@ -87,7 +87,7 @@ def test_an_account_that_may_not_read_workloads_is_told_that_the_job_is_held(ser
 
 
 def test_a_deployment_and_a_job_without_a_queue_are_not_asked_about(server, driver, tmp_path, monkeypatch):
-    monkeypatch.setattr(pod_monitor, "TELL_S", 0.0)
+    monkeypatch.setattr(watch, "TELL_S", 0.0)
     told = []
 
     for number, kind in enumerate(("deployment", "job")):

@@ -79,7 +79,7 @@ def refused(api, made):
     pod["spec"] = {**made.body["spec"]["template"]["spec"], "schedulingGates": [{"name": "test.example/never"}]}
     path = f"{objects.pods_path('inference')}/{made.name}"
     # The owner comes last: a controller may make a pod for it, which counts, too.
-    wanted = {one.path: one.body for one in made.beside} | {path: pod, made.path: made.body}
+    wanted = {one.path: one.body for one in made.beside} | {path: pod, made.owners[0].path: made.body}
     with contextlib.ExitStack() as stack:
         for one in wanted:
             stack.callback(api.delete, one, grace_s=0)
@@ -94,7 +94,7 @@ def agree(api, pods, kind, spec, server_asks):
     [group] = objects.all_pods(asked, pods, "c0ffee")
     with in_force(api, kind, spec):
         _, found = preflight._admitted(api, pods, [asked], "c0ffee")
-        said = refused(api, group.workload)
+        said = refused(api, group)
     assert bool(said) is any(one.severity is IssueLevel.ERROR for one in found), (said, found)
 
 
@@ -171,12 +171,12 @@ def test_the_api_server_takes_every_shape_and_calls_it_by_its_class(api, server)
         ({"limit": {**whole, "ephemeral-storage": "1Gi"}}, "Guaranteed"),
     ]:
         [part] = objects.all_pods(experiment(replicas=1), server.spec(**stated), "c0ffee")
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part.workload.name}}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part.name}}
         pod["spec"] = {
-            **part.workload.body["spec"]["template"]["spec"],
+            **part.body["spec"]["template"]["spec"],
             "schedulingGates": [{"name": "test.example/never"}],
         }
-        path = f"{objects.pods_path('inference')}/{part.workload.name}"
+        path = f"{objects.pods_path('inference')}/{part.name}"
         try:
             api.apply(path, pod)
             made = api.find(path)

@@ -7,7 +7,6 @@ import pytest
 
 from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.backends.kubernetes.collect import LogTail
 from harness.backends.kubernetes.pods import PodReplica
 from harness.replica.server import MetricsServer, Response
 from harness.results import layout
@@ -48,7 +47,7 @@ class Following:
             self.make(index)
         cluster.before = lambda _verb, target: "proxy" in target.subresource and self.asked_s.append(time.monotonic())
         followed_ones = [self.replica(index) for index in range(replicas)]
-        self.one = LogTail(self.api, followed_ones, folder, self.judge, self.notices.append, lambda: dead)
+        self.one = collect.PodLogTail(self.api, followed_ones, folder, self.judge, self.notices.append, lambda: dead)
         self._rows = itertools.count(1)
 
     def make(self, index):

@@ -34,7 +34,7 @@ def pod(cpu, where="n1", *, status=None, campaign="", before=None, sidecar=False
 
 def found(nodes, pods=(), *, of=None, spec=HALF):
     groups = [objects.all_pods(one, spec, "mine") for one in of or [experiment(replicas=8)]]
-    made = [[PlannedPods(one, one.workload.body["spec"]["template"]) for one in each] for each in groups]
+    made = [[PlannedPods(one, one.body["spec"]["template"]) for one in each] for each in groups]
     return list(check_room(nodes, pods, made, "mine"))
 
 
