@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from harness.backends.kubernetes.api import TRANSIENT, Api
+from harness.backends.kubernetes.api import TRANSIENT, KubernetesApi
 from harness.backends.kubernetes.objects import PodGroup, pods_path
 from harness.errors import ClusterError, Issue, IssueLevel
 from harness.sharing.mode import Object
@@ -117,7 +117,7 @@ def _stated(container: Object, kinds: tuple[str, ...]) -> Amounts:
 
 
 def try_pods(
-    api: Api, spec: KubernetesSpec, experiments: Sequence[Sequence[PodGroup]]
+    api: KubernetesApi, spec: KubernetesSpec, experiments: Sequence[Sequence[PodGroup]]
 ) -> tuple[list[list[PlannedPods]], list[Issue]]:
     """What each experiment makes, with its pods as the API server would complete them, and whatever it refuses.
 
@@ -135,10 +135,8 @@ def try_pods(
                 tried[key] = _try(api, spec, group)
             planned[-1].append(PlannedPods(group, tried[key][0] or template))
     if not experiments:
-        tried["bare"] = (
-            None,
-            [finding for _, finding in [_create(api, spec, "a replica", _bare_pod(spec))] if finding],
-        )
+        _, issue = _create(api, spec, "a replica", _bare_pod(spec))
+        tried["bare"] = None, [issue] if issue else []
     return planned, [finding for _, findings in tried.values() for finding in findings]
 
 
@@ -150,7 +148,7 @@ def _kind_of(pod: Object) -> str:
     return json.dumps([of_containers, own])
 
 
-def _try(api: Api, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None, list[Issue]]:
+def _try(api: KubernetesApi, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None, list[Issue]]:
     """A pod of a group, completed, and what is refused of the pod, its owner and the claims that it names."""
     whose = f"the pods of {group.labels['app.kubernetes.io/name']}"
     template = group.body["spec"]["template"]
@@ -188,7 +186,7 @@ def _bare_pod(spec: KubernetesSpec) -> Object:
 
 
 def _create(
-    api: Api, spec: KubernetesSpec, whose: str, body: Object, path: str = ""
+    api: KubernetesApi, spec: KubernetesSpec, whose: str, body: Object, path: str = ""
 ) -> tuple[Object | None, Issue | None]:
     """The object as it would be, or what speaks against it."""
     named = {"apiVersion": "v1", "kind": "Pod", **body}
@@ -235,7 +233,7 @@ def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Issue]
 
 
 def check_quotas(
-    api: Api, spec: KubernetesSpec, experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
+    api: KubernetesApi, spec: KubernetesSpec, experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
 ) -> Iterator[Issue]:
     """Which quotas are too small for all pods and objects of an experiment. Raises ClusterError."""
     for quota in api.list(f"/api/v1/namespaces/{spec.namespace}/resourcequotas"):

@@ -6,6 +6,7 @@ had been heard after all: reads, making, server-side apply, merge patches and de
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -17,12 +18,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote, urlencode
 
 import urllib3
 
-from harness.backends.kubernetes.kubeconfig import Connection, connect
+from harness.backends.kubernetes.kubeconfig import ClusterConnection, connect
 from harness.errors import BackendError, ClusterError
 from harness.spec import KubernetesSpec
 
@@ -57,43 +58,11 @@ class OwnedObject(NamedTuple):
     body: Object
 
 
-class Api(Protocol):
-    """What checks and sharing modes need of the API server; every call raises ClusterError."""
-
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
-        """One object, or a list of them."""
-        ...
-
-    def find(self, path: str, query: Mapping[str, str] | None = None) -> Object | None:
-        """The same; None where there is none."""
-        ...
-
-    def list(self, path: str, *, labels: str = "", fields: str = "") -> list[Object]:
-        """The objects of a list."""
-        ...
-
-    def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
-        """The answer to a POST; ``dry_run``: what it would be, and nothing is stored."""
-        ...
-
-    def patch(self, path: str, body: Mapping[str, Any]) -> Object:
-        """Merge ``body`` into an object."""
-        ...
-
-    def server_time_s(self) -> float | None:
-        """What the API server's clock says."""
-        ...
-
-    def token_ends_s(self) -> float | None:
-        """When the token ends that nothing renews by itself."""
-        ...
-
-
 @dataclass(slots=True)
 class _Contact:
     """What everybody who speaks to a server knows of it; ``troubled_s``: when it last failed, on the monotonic clock."""
 
-    connection: Connection
+    connection: ClusterConnection
     reached: bool = False
     troubled_s: float = -math.inf
 
@@ -133,12 +102,12 @@ class KubernetesApi:
         self.timeout_s = spec.api_timeout_s
         self.longest_pause_s = min(LONGEST_PAUSE_S, spec.api_timeout_s)
         self._outage_s = spec.outage_s
-        self._reconnect: Callable[[], Connection] = lambda: connect(spec)
+        self._reconnect: Callable[[], ClusterConnection] = lambda: connect(spec)
         self._abort = abort or threading.Event()
         self._contact = _Contact(self._reconnect())
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ClusterConnection:
         """The server and the credentials in use."""
         return self._contact.connection
 
@@ -257,16 +226,7 @@ class KubernetesApi:
         content_type: str = JSON,
         patience_s: float | None = None,
     ) -> urllib3.BaseHTTPResponse:
-        """One request, tried again as long as that can help.
-
-        Args:
-            method: GET, POST, PATCH or DELETE.
-            path: from the server's root.
-            query: parameters.
-            body: sent as JSON.
-            content_type: of the body.
-            patience_s: seconds to go on trying; None: as long as the campaign allows an outage to last.
-        """
+        """One request, tried for ``patience_s`` seconds where that can help; None: as long as an outage may last."""
         if patience_s is None:
             patience_s = self._outage_s if self._contact.reached else min(FIRST_CONTACT_S, self._outage_s)
         retries = _Retries(patience_s, self.longest_pause_s)
@@ -300,11 +260,12 @@ class KubernetesApi:
             ClusterError: refused.
             urllib3.exceptions.HTTPError: not reached, cut off, or silent for ``silence_s`` seconds.
         """
-        answer = self._send("GET", path, query, headers or {}, None, silence_s, preload=False)
+        send = functools.partial(self._send, "GET", path, query, headers or {}, None, silence_s, preload=False)
+        answer = send()
         if answer.status == 401:
             answer.close()
             self.renew()
-            answer = self._send("GET", path, query, headers or {}, None, silence_s, preload=False)
+            answer = send()
         # A connection whose answer was not read to its end is of no use to anybody else.
         with closing(answer):
             if answer.status >= 300:
@@ -317,7 +278,7 @@ class KubernetesApi:
         Args:
             path: of the file.
             target: file to write.
-            patience_s: seconds without any progress after which it is given up.
+            patience_s: without any progress, after which it is given up.
             resume: keep what is in ``target``, its beginning, and fetch the rest.
         """
         retries = _Retries(patience_s, self.longest_pause_s)
@@ -428,10 +389,10 @@ def _refused(method: str, path: str, status: int, body: bytes) -> ClusterError:
     verb = {"GET": "read", "POST": "create", "PATCH": "change", "DELETE": "delete"}[method]
     lacking = _FORBIDDEN.search(words)
     if status == 403 and lacking is not None:
-        group = f" of {lacking['group']}" if lacking["group"] else ""
+        what = lacking["resource"] + (f" of {lacking['group']}" if lacking["group"] else "")
         where = f" in namespace {lacking['namespace']}" if lacking["namespace"] else ""
         return ClusterError(
-            f"{lacking['user']} may not {lacking['verb']} {lacking['resource']}{group}{where}: {words}.",
+            f"{lacking['user']} may not {lacking['verb']} {what}{where}: {words}.",
             advice="Give it the right (templates/kubernetes/workloads/access.yaml.j2 has all that are needed), or use another context.",
             status=403,
         )
@@ -454,10 +415,7 @@ def _refused(method: str, path: str, status: int, body: bytes) -> ClusterError:
 def _unreachable(url: str, error: urllib3.exceptions.HTTPError, spent_s: float) -> ClusterError:
     """The error for a server that did not answer."""
     line = " ".join(str(getattr(error, "reason", None) or error).split())[:CLIP]
-    certificate = isinstance(error, urllib3.exceptions.SSLError) or "certificate" in line.lower()
-    advice = (
-        "The certificate is not the one that the kubeconfig expects: is it the right context?"
-        if certificate
-        else "Is the cluster running, and is this the right context? Try: kubectl version"
-    )
+    advice = "Is the cluster running, and is this the right context? Try: kubectl version"
+    if isinstance(error, urllib3.exceptions.SSLError) or "certificate" in line.lower():
+        advice = "The certificate is not the one that the kubeconfig expects: is it the right context?"
     return ClusterError(f"No API server answers at {url} ({line}; tried for {spent_s:.0f} s).", advice=advice)

@@ -31,20 +31,20 @@ def collection(namespace: str) -> str:
 
 def named(server: ServerSpec) -> dict[str, Path]:
     """The files that a server's requests are made of, by their names in the pod."""
-    requests, found = server.requests, {}
+    requests, paths = server.requests, {}
     if requests.file is not None:
-        found[f"requests{Path(requests.file).suffix}"] = Path(requests.file)
+        paths[f"requests{Path(requests.file).suffix}"] = Path(requests.file)
     if requests.tokenizer is not None:
         place = Path(requests.tokenizer)
-        found[_TOKENIZER] = place / _TOKENIZER if place.is_dir() else place
+        paths[_TOKENIZER] = place / _TOKENIZER if place.is_dir() else place
     if server.trace is not None:
-        found["trace.jsonl"] = Path(server.trace.file)
-    return found
+        paths["trace.jsonl"] = Path(server.trace.file)
+    return paths
 
 
 def any_named(workloads: Sequence[WorkloadSpec]) -> bool:
     """Whether one of these is asked what a file says."""
-    return any(one.server is not None and named(one.server) for one in workloads)
+    return any(workload.server is not None and named(workload.server) for workload in workloads)
 
 
 def renamed(server: ServerSpec) -> ServerSpec:
@@ -55,34 +55,28 @@ def renamed(server: ServerSpec) -> ServerSpec:
 
 def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> tuple[OwnedObject, ...]:
     """The ConfigMaps of an attempt, called as its Deployment or Job and numbered. Raises CampaignFileError."""
-    return tuple(
-        OwnedObject(
-            f"{collection(spec.namespace)}/{called}",
-            {
-                "apiVersion": "v1",
-                "kind": "ConfigMap",
-                "metadata": {"name": called, "namespace": spec.namespace, "labels": dict(labels)},
-                "binaryData": {key: base64.b64encode(data).decode()},
-            },
-        )
-        for number, (key, data) in enumerate(_parts(server))
-        for called in [f"{name}-{number}"]
-    )
+    maps = []
+    for number, (key, data) in enumerate(_parts(server)):
+        metadata = {"name": f"{name}-{number}", "namespace": spec.namespace, "labels": dict(labels)}
+        binary = {key: base64.b64encode(data).decode()}
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": binary}
+        maps.append(OwnedObject(f"{collection(spec.namespace)}/{name}-{number}", body))
+    return tuple(maps)
 
 
-def sources(companions: Sequence[OwnedObject]) -> list[dict[str, Any]]:
+def sources(maps: Sequence[OwnedObject]) -> list[dict[str, Any]]:
     """Of the volume that shows them as files of one folder."""
-    return [{"configMap": {"name": one.body["metadata"]["name"]}} for one in companions]
+    return [{"configMap": {"name": entry.body["metadata"]["name"]}} for entry in maps]
 
 
 def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """Whether what is asked can be read here, and carried into a pod."""
-    servers = {one.workload.name: one.workload.server for one in experiments if one.workload.server}
-    for name, server in servers.items():
-        found = check_files(name, server)
-        yield from found
+    workloads = [experiment.workload for experiment in experiments]
+    for name, server in {workload.name: workload.server for workload in workloads if workload.server}.items():
+        unreadable = check_files(name, server)
+        yield from unreadable
         try:
-            if not found:
+            if not unreadable:
                 list(_parts(server))
         except CampaignFileError as error:
             yield Issue(IssueLevel.ERROR, "server", f"the workload {name}: {error.message}", error.advice)
@@ -91,8 +85,8 @@ def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
 def _compressed(path: Path) -> bytes:
     """A file's content, compressed once for all attempts and checks of a campaign. Raises CampaignFileError."""
     try:
-        seen = path.stat()
-        return _compressed_as_seen(path, seen.st_mtime_ns, seen.st_size)
+        facts = path.stat()
+        return _compressed_as_seen(path, facts.st_mtime_ns, facts.st_size)
     except OSError as error:
         raise CampaignFileError(f"{path} cannot be read: {error.strerror}.", advice="Mend the path.") from error
 

@@ -25,7 +25,7 @@ _RENEWED_BY = {"exec", "auth-provider"}
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ClusterConnection:
     """An API server and how to speak to it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Connection:
     token_ends_s: float | None = None
 
 
-def connect(spec: KubernetesSpec) -> Connection:
+def connect(spec: KubernetesSpec) -> ClusterConnection:
     """Read the credentials; nothing is sent yet, unless a login program of the kubeconfig does so.
 
     Raises:
@@ -90,7 +90,7 @@ def connect(spec: KubernetesSpec) -> Connection:
     pool.connection_pool_kw["maxsize"] = CONNECTIONS
     pair = (configuration.cert_file, configuration.key_file)
     renewed = place is None or _RENEWED_BY & _user(place, spec.context).keys()  # by the kubelet, or a login program
-    return Connection(
+    return ClusterConnection(
         str(configuration.host).rstrip("/"),
         pool,
         authorization,
@@ -121,11 +121,9 @@ def _place(spec: KubernetesSpec) -> str | None:
     """Path, or paths, of the kubeconfig; None: there is none, and this is a pod with an account of its own."""
     if spec.kubeconfig is not None:
         return str(Path(spec.kubeconfig).expanduser())
-    if os.environ.get("KUBECONFIG"):
-        return os.environ["KUBECONFIG"]
     usual = Path("~/.kube/config").expanduser()
     in_pod = not usual.exists() and "KUBERNETES_SERVICE_HOST" in os.environ
-    return None if in_pod else str(usual)
+    return os.environ.get("KUBECONFIG") or (None if in_pod else str(usual))
 
 
 def _unusable(spec: KubernetesSpec, place: str | None, error: Exception) -> ClusterError:
@@ -157,11 +155,12 @@ def _current_context(place: str) -> str | None:
 def _user(place: str, context: str | None) -> dict[str, Any]:
     """How the user of a context logs in; of several entries of a name the first counts, as for kubectl."""
 
-    def named(collection: str, key: str, name: object) -> dict[str, Any]:
-        found = next((entry.get(key) for entry in _entries(place, collection) if entry.get("name") == name), None)
-        return found if isinstance(found, dict) else {}
+    def named(collection: str, name: object) -> dict[str, Any]:
+        entry = next((entry for entry in _entries(place, collection) if entry.get("name") == name), {})
+        value = entry.get(collection.removesuffix("s"))
+        return value if isinstance(value, dict) else {}
 
-    return named("users", "user", named("contexts", "context", context or _current_context(place)).get("user"))
+    return named("users", named("contexts", context or _current_context(place)).get("user"))
 
 
 def _entries(place: str, collection: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import RecordingRequest
-from harness.backends.kubernetes.api import Api, KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError, PrometheusError
@@ -67,20 +67,20 @@ def _login(api: KubernetesApi, spec: KubernetesSpec) -> Login | None:
         PrometheusError: the Secret that the campaign names is not there or is another.
     """
     access = spec.prometheus_access
+    if access.secret is None and spec.prometheus_url is not None:
+        return None
     namespace, _, service = spec.prometheus_service.partition("/")
     named = access.secret or f"{namespace}/{service.partition(':')[0]}-access"
     place, _, name = named.partition("/")
-    if access.secret is None and spec.prometheus_url is not None:
-        return None
     try:
-        found = (api.find(f"/api/v1/namespaces/{place}/secrets/{name}") or {}).get("data") or {}
+        data = (api.find(f"/api/v1/namespaces/{place}/secrets/{name}") or {}).get("data") or {}
     except ClusterError as error:
         if error.status != HTTPStatus.FORBIDDEN:
             raise
-        found = {}
+        data = {}
     try:
         user, password, authority, url = (
-            base64.b64decode(found[key]).decode() for key in ("username", "password", "ca.crt", "url")
+            base64.b64decode(data[key]).decode() for key in ("username", "password", "ca.crt", "url")
         )
     except (KeyError, ValueError) as error:
         if access.secret is None:
@@ -142,11 +142,8 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
     namespace, _, service = spec.prometheus_service.partition("/")
     connection = api.connection
 
-    def authorization() -> dict[str, str]:
-        return {
-            **_tenant(spec.prometheus_access),
-            **api.connection.authorization(),
-        }  # of the moment: credentials may be renewed within the hour
+    def authorization() -> dict[str, str]:  # of the moment: credentials may be renewed within the hour
+        return {**_tenant(spec.prometheus_access), **api.connection.authorization()}
 
     def renew() -> None:
         with contextlib.suppress(ClusterError):  # what the server then says is the same again, and said
@@ -164,18 +161,17 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
 
 def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> PrometheusSource:
     """Where the metrics of these replicas are, the neighbours' among them, and of the devices that they are on."""
-    labels = spec.prometheus_labels
     measured = [replica for replica in replicas if not replica.neighbour]
     beside: dict[str, tuple[str, ...]] = {}
-    for one in replicas:
-        if one.neighbour:
-            beside[one.neighbour] = (*beside.get(one.neighbour, ()), one.pod)
+    for replica in replicas:
+        if replica.neighbour:
+            beside[replica.neighbour] = (*beside.get(replica.neighbour, ()), replica.pod)
     where = PrometheusSource(
         url=prometheus.url,
         namespace=spec.namespace,
         pods=tuple(replica.pod for replica in measured),
         nodes=tuple(dict.fromkeys(replica.node for replica in replicas)),
-        labels=Labels(pod=labels.pod, node=labels.node, gpu_node=labels.gpu_node),
+        labels=Labels(**spec.prometheus_labels.model_dump()),
         container=SERVER if any(replica.asks_a_server for replica in measured) else "",
         neighbours=beside,
     )
@@ -234,22 +230,19 @@ def recording(
     )
 
 
-def wanted_pod_monitor(api: Api, spec: KubernetesSpec) -> dict[str, Any] | None:
+def wanted_pod_monitor(api: KubernetesApi, spec: KubernetesSpec) -> dict[str, Any] | None:
     """The PodMonitor that lacks; None: there is no operator, one is there, or they may not be read.
 
     Its labels are those by which the operator's Prometheus chooses.
     """
     try:
         # Without a selector a Prometheus takes no PodMonitor at all; with an empty one, every one.
-        servers = [one for one in api.list(f"{OPERATOR}/prometheuses") if "podMonitorSelector" in one["spec"]]
-        there = {
-            place: api.list(f"{OPERATOR}/namespaces/{place}/podmonitors")
-            for place in {_place(one, spec) for one in servers}
-        }
+        servers = [entry for entry in api.list(f"{OPERATOR}/prometheuses") if "podMonitorSelector" in entry["spec"]]
+        chosen = [(_place(entry, spec), _labels(entry["spec"]["podMonitorSelector"])) for entry in servers]
+        there = {place: api.list(f"{OPERATOR}/namespaces/{place}/podmonitors") for place, _ in chosen}
     except ClusterError:
         return None
-    chosen = [(_place(one, spec), _labels(one["spec"]["podMonitorSelector"])) for one in servers]
-    if not chosen or any(_names_replicas(one, labels, spec) for place, labels in chosen for one in there[place]):
+    if not chosen or any(_names_replicas(entry, labels, spec) for place, labels in chosen for entry in there[place]):
         return None
     place, labels = chosen[0]
     seconds = spec.scrape_interval_s
@@ -274,9 +267,9 @@ def _place(server: Mapping[str, Any], spec: KubernetesSpec) -> str:
 def _labels(selector: Mapping[str, Any]) -> dict[str, str]:
     """Labels that a selector chooses."""
     labels = dict(selector.get("matchLabels") or {})
-    for one in selector.get("matchExpressions") or []:
-        if one["operator"] in {"In", "Exists"}:
-            labels.setdefault(one["key"], next(iter(one.get("values") or []), "true"))
+    for term in selector.get("matchExpressions") or []:
+        if term["operator"] in {"In", "Exists"}:
+            labels.setdefault(term["key"], next(iter(term.get("values") or []), "true"))
     return labels
 
 
@@ -289,13 +282,13 @@ def _names_replicas(monitor: Mapping[str, Any], labels: Mapping[str, str], spec:
     return chosen.items() <= REPLICAS.items() and labels.items() <= own.items()
 
 
-def grafana_replicas(api: Api, spec: KubernetesSpec) -> int:
+def grafana_replicas(api: KubernetesApi, spec: KubernetesSpec) -> int:
     """Replicas that Grafana is meant to have; 0 when there is no Grafana. Raises ClusterError."""
-    found = api.find(grafana_path(spec))
-    return _replicas(found) if found else 0
+    deployment = api.find(grafana_path(spec))
+    return _replicas(deployment) if deployment else 0
 
 
-def quiet_grafana(api: Api, spec: KubernetesSpec, campaign_id: str) -> list[str]:
+def quiet_grafana(api: KubernetesApi, spec: KubernetesSpec, campaign_id: str) -> list[str]:
     """Scale Grafana down when the campaign says so; a sentence for what was done, or could not be."""
     if spec.grafana is not GrafanaCost.SCALE_DOWN:
         return []
@@ -310,15 +303,15 @@ def quiet_grafana(api: Api, spec: KubernetesSpec, campaign_id: str) -> list[str]
     return [f"{spec.grafana_deployment} is scaled down to 0 replicas until the campaign ends."]
 
 
-def restore_grafana(api: Api, spec: KubernetesSpec) -> list[str]:
+def restore_grafana(api: KubernetesApi, spec: KubernetesSpec) -> list[str]:
     """Give Grafana back the replicas that ``quiet_grafana`` took, also those that a killed harness took. Idempotent."""
     try:
-        found = api.find(grafana_path(spec))
-        before = ((found or {}).get("metadata", {}).get("annotations") or {}).get(BEFORE)
-        if found is None or before is None:
+        deployment = api.find(grafana_path(spec)) or {}
+        before = (deployment.get("metadata", {}).get("annotations") or {}).get(BEFORE)
+        if before is None:
             return []
         patch: dict[str, Any] = {"metadata": {"annotations": {BEFORE: None, BY: None}}}
-        if before.isdigit() and not _replicas(found):
+        if before.isdigit() and not _replicas(deployment):
             patch["spec"] = {"replicas": int(before)}  # somebody who scaled it up meanwhile keeps what he made
         api.patch(grafana_path(spec), patch)
     except ClusterError as error:

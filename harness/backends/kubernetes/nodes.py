@@ -37,9 +37,6 @@ CLUSTERS_TAINTS = "node.kubernetes.io/"
 """The cluster itself sets and removes these, with the node's conditions."""
 LISTED_IMAGES = 50
 """A node's status names this many of its images, the largest; with fewer, what is not named is not there."""
-DEVICES_ADVICE = (
-    "Replicas are spread over whatever is there: narrow `kubernetes.node_selector`, or expect what there is."
-)
 _FAILED_GPU_ADVICE = (
     "Read its log. After an Xid it withdraws one slice and lends the others of the same GPU on: "
     "reset that GPU, or reboot the node, before anything is measured."
@@ -147,27 +144,28 @@ def check_gpus(
 
 def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue]:
     """Whether the nodes have as many GPUs as the campaign expects, where it does."""
-    counts = {
-        name(node): int(labels(node)[GPU_COUNT_LABEL])
-        for node in nodes
-        if takes(node, spec) and str(labels(node).get(GPU_COUNT_LABEL, "")).isdigit()
-    }
-    total = sum(counts.values())
-    if spec.expected_gpus is not None and counts and total != spec.expected_gpus:
-        listed = ", ".join(f"{node}: {count}" for node, count in counts.items())
-        yield Issue(IssueLevel.WARNING, "gpus", too_many(total, spec.expected_gpus, listed), DEVICES_ADVICE)
+    texts = {name(node): str(labels(node).get(GPU_COUNT_LABEL, "")) for node in nodes if takes(node, spec)}
+    counts = {node: int(text) for node, text in texts.items() if text.isdigit()}
+    if counts:
+        yield from check_number(sum(counts.values()), spec, ", ".join(f"{node}: {n}" for node, n in counts.items()))
 
 
-def too_many(found: int, expected: int, where: str) -> str:
-    """The sentence about GPUs that are there and were not expected, or the other way round."""
-    return f"{counted(found, 'GPU')} where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
+def check_number(gpus: int, spec: KubernetesSpec, where: str) -> Iterator[Issue]:
+    """Whether there are as many GPUs as the campaign expects, where it does; ``where`` they were seen."""
+    expected = spec.expected_gpus
+    if expected is not None and gpus != expected:
+        message = f"{counted(gpus, 'GPU')} where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
+        advice = (
+            "Replicas are spread over whatever is there: narrow `kubernetes.node_selector`, or expect what there is."
+        )
+        yield Issue(IssueLevel.WARNING, "gpus", message, advice)
 
 
 def check_room(
     nodes: Sequence[Object], pods: Sequence[Object], experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
 ) -> Iterator[Issue]:
     """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more. ``nodes``: that are fit to take pods."""
-    found = dict(zip(map(name, nodes), rooms(nodes, pods, campaign_id), strict=True))
+    has = dict(zip(map(name, nodes), rooms(nodes, pods, campaign_id), strict=True))
     most: dict[_PodKind, list[PlannedPods]] = {}
     needed: Amounts = {}
     for planned in experiments:  # one at a time, so that the largest decides
@@ -177,17 +175,14 @@ def check_room(
         for key in COMPUTE if len(kinds) > 1 else ():
             total = sum((dict(kind).get(key, Decimal()) * _number(alike) for kind, alike in kinds.items()), Decimal())
             needed[key] = max(total, needed.get(key, Decimal()))
-    by_kind = [
-        finding
-        for kind, alike in most.items()
-        for finding in _check_kind(
-            dict(kind), alike, [found[name(node)] for node in nodes if selected(node, alike[0].group.spec)]
-        )
-    ]
-    yield from by_kind
-    for key, total in needed.items() if not by_kind else ():  # pods that have room by themselves
-        lent = sum((room.lends.get(key, Decimal()) for room in found.values()), Decimal())
-        held = sum((room.taken(key) for room in found.values()), Decimal())
+    alone: list[Issue] = []
+    for kind, alike in most.items():
+        fit = [has[name(node)] for node in nodes if selected(node, alike[0].group.spec)]
+        alone += _check_kind(dict(kind), alike, fit)
+    yield from alone
+    for key, total in needed.items() if not alone else ():  # pods that have room by themselves
+        lent = sum((room.lends.get(key, Decimal()) for room in has.values()), Decimal())
+        held = sum((room.taken(key) for room in has.values()), Decimal())
         if total > lent - held:
             yield _no_room(
                 f"all pods of an experiment reserve {_shown(key, total)} of {key}, and the nodes have {_shown(key, lent)}, "
@@ -215,7 +210,7 @@ def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[No
     number, fitting = _number(planned), sum(room.fits(pod) for room in nodes)
     if fitting >= number:
         return
-    asked = " and ".join(f"{_shown(key, value)} of {key}" for key, value in pod.items())
+    wanted = " and ".join(f"{_shown(key, value)} of {key}" for key, value in pod.items())
     names = ", ".join(dict.fromkeys(pods.name for pods in planned))
     listed = "; ".join(
         f"{room.name} has "
@@ -227,7 +222,7 @@ def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[No
     )
     more = f"; and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
     yield _no_room(
-        f"{counted(number, 'pod', 'reserve')} {asked} each ({names}), and there is room for {fitting}: {listed or 'no node'}{more}.",
+        f"{counted(number, 'pod', 'reserve')} {wanted} each ({names}), and there is room for {fitting}: {listed or 'no node'}{more}.",
         away=sum(room.fits(pod, empty=True) for room in nodes) >= number,
     )
 
@@ -320,8 +315,8 @@ def silent(node: Object) -> bool:
 
 def pressures(node: Object) -> dict[str, str]:
     """The pressures that the node is under: kind and its own message."""
-    found = {kind: condition(node, kind) for kind in PRESSURES}
-    return {kind: str(entry.get("message") or "") for kind, entry in found.items() if entry.get("status") == "True"}
+    entries = {kind: condition(node, kind) for kind in PRESSURES}
+    return {kind: str(entry.get("message") or "") for kind, entry in entries.items() if entry.get("status") == "True"}
 
 
 def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
@@ -345,8 +340,8 @@ def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Hos
     info: Mapping[str, Any] = resources(nodes[0], "nodeInfo") if nodes else {}
 
     def total(resource: str, fact: str) -> int | None:
-        told = [amount(resources(node, "capacity").get(resource)) for node in nodes]
-        values = told if nodes else [host.get(fact) for host in seen.values()]
+        amounts = [amount(resources(node, "capacity").get(resource)) for node in nodes]
+        values = amounts if nodes else [host.get(fact) for host in seen.values()]
         known = [int(value) for value in values if value is not None]
         return sum(known) if known and len(known) == len(values) else None
 

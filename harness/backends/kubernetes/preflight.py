@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from harness.backends.kubernetes import admission, files, monitoring, nodes, objects, probe
 from harness.backends.kubernetes.admission import PlannedPods
-from harness.backends.kubernetes.api import TRANSIENT, Api
+from harness.backends.kubernetes.api import TRANSIENT, KubernetesApi
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
 from harness.backends.layer_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, Issue, IssueLevel, PrometheusError
@@ -28,7 +28,7 @@ JOBS_SINCE = (1, 29)
 
 
 def check(
-    api: Api,
+    api: KubernetesApi,
     spec: KubernetesSpec,
     experiments: Sequence[ExperimentSpec],
     *,
@@ -72,7 +72,7 @@ def check(
 
 
 def _admitted(
-    api: Api, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
+    api: KubernetesApi, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
 ) -> tuple[list[list[PlannedPods]], list[Issue]]:
     """What the experiments make, and what the API server and its quotas have against it."""
     # Repeats, and modes that are not seen in objects, make the same.
@@ -95,7 +95,7 @@ def _admitted(
 
 
 def _check_nodes(
-    api: Api,
+    api: KubernetesApi,
     every_node: Sequence[Object],
     spec: KubernetesSpec,
     experiments: Sequence[ExperimentSpec],
@@ -120,7 +120,7 @@ def _check_nodes(
 
 
 def check_gpus(
-    api: Api,
+    api: KubernetesApi,
     every_node: Sequence[Object],
     usable: Sequence[Object],
     spec: KubernetesSpec,
@@ -137,7 +137,7 @@ def check_gpus(
     return [*findings, *nodes.check_gpus(every_node, api.list(PODS), spec, replicas, campaign_id)]
 
 
-def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
+def check_pod_security(api: KubernetesApi, spec: KubernetesSpec) -> Iterator[Issue]:
     """Whether the namespace keeps its pods as restricted as replicas are."""
     try:
         namespace = api.find(f"/api/v1/namespaces/{spec.namespace}")
@@ -171,7 +171,7 @@ def _makes_jobs(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> 
     )
 
 
-def _check_version(api: Api) -> Iterator[Issue]:
+def _check_version(api: KubernetesApi) -> Iterator[Issue]:
     """Whether Jobs can be as the harness makes them: before, the field is dropped without a word. Raises ClusterError."""
     version = api.get("/version")
     parts_of = [re.match(r"\d+", str(version.get(part) or "")) for part in ("major", "minor")]
@@ -185,7 +185,7 @@ def _check_version(api: Api) -> Iterator[Issue]:
         yield Issue(IssueLevel.ERROR, "version", message, advice)
 
 
-def _check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
+def _check_queue(api: KubernetesApi, spec: KubernetesSpec) -> Iterator[Issue]:
     """A Job for a queue that is not there stays suspended."""
     place, name = f"namespaces/{spec.namespace}/localqueues", spec.queue_name
     if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in KUEUE_VERSIONS):
@@ -194,7 +194,7 @@ def _check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
         yield Issue(IssueLevel.ERROR, "queue", message, advice)
 
 
-def _check_clock(api: Api) -> Iterator[Issue]:
+def _check_clock(api: KubernetesApi) -> Iterator[Issue]:
     """Tokens and leases go by the API server's clock."""
     there_s = api.server_time_s()
     skew_s = 0.0 if there_s is None else there_s - time.time()
@@ -205,7 +205,7 @@ def _check_clock(api: Api) -> Iterator[Issue]:
         yield Issue(IssueLevel.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")
 
 
-def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
+def _check_token(api: KubernetesApi, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """A campaign waits for another token for as long as its limits let it; a person may be asleep by then."""
     ends_s = api.token_ends_s()
     timings = [each.timing for each in experiments]
@@ -224,7 +224,7 @@ def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Is
     yield Issue(IssueLevel.WARNING, "token", message, advice)
 
 
-def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> Iterator[Issue]:
+def _check_grafana(api: KubernetesApi, spec: KubernetesSpec, server: PrometheusServer) -> Iterator[Issue]:
     """A Grafana that runs during the recording is part of what is measured."""
     if spec.grafana is GrafanaCost.SCALE_DOWN or not monitoring.grafana_replicas(api, spec):
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.backends.kubernetes.nodes import DEVICES_ADVICE, too_many
+from harness.backends.kubernetes.nodes import check_number
 from harness.clock import Clock
 from harness.errors import Issue, IssueLevel, NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
@@ -166,7 +166,9 @@ def _presence(
             jobs.setdefault(series.labels.get("job", ""), []).append(metric.name)
     for raw, lacking in absent.items():
         if spec.gpus_per_replica or lacking[0].level is not Level.DEVICE:
-            message = f"{', '.join(each.name for each in lacking)} will be absent: Prometheus has no sample of {raw}."
+            message = (
+                f"{', '.join(metric.name for metric in lacking)} will be absent: Prometheus has no sample of {raw}."
+            )
             advice = "Check the exporter, its pod and its labels, before an hour is spent without it."
             yield Issue(IssueLevel.WARNING, "metrics", message, advice)
     brought = {name for names in jobs.values() for name in names}
@@ -179,10 +181,8 @@ def _intervals(
     jobs: Mapping[str, Sequence[str]], targets: Sequence[Target], spec: KubernetesSpec, step_s: float
 ) -> Iterator[Issue]:
     for job, metrics in jobs.items():
-        intervals = [
-            seconds(str(each.get("scrapeInterval", ""))) for each in targets if each["labels"].get("job") == job
-        ]
-        slowest_s = max((interval_s for interval_s in intervals if interval_s is not None), default=None)
+        texts = [str(target.get("scrapeInterval", "")) for target in targets if target["labels"].get("job") == job]
+        slowest_s = max(filter(None, map(seconds, texts)), default=None)
         if slowest_s is None or step_s >= slowest_s == spec.scrape_interval_s:
             continue
         scrapes = f"Prometheus scrapes {job} every {slowest_s:g} s"
@@ -217,9 +217,8 @@ def _devices(
         series = server.query(render(device, dialect, spec.scrape_interval_s * 4).each).series
     except NoDataError:
         return  # said already
-    if len(series) != spec.expected_gpus:
-        listed = ", ".join(sorted(" ".join(each.labels.values()) for each in series))
-        yield Issue(IssueLevel.WARNING, "gpus", too_many(len(series), spec.expected_gpus, listed), DEVICES_ADVICE)
+    listed = ", ".join(sorted(" ".join(entry.labels.values()) for entry in series))
+    yield from check_number(len(series), spec, listed)
 
 
 def _storage(server: PrometheusServer, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
@@ -245,7 +244,8 @@ def _busy(
     server: PrometheusServer, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], nodes: Sequence[str]
 ) -> Iterator[Issue]:
     """Pods that state no processors have next to no weight, which decides where others want them, too."""
-    silent = [each.workload.name for each in experiments if not _states_processors(spec, each.workload)]
+    workloads = [experiment.workload for experiment in experiments]
+    silent = [workload.name for workload in workloads if not _states_processors(spec, workload)]
     if not silent or not nodes:
         return
     dialect = cluster(spec.namespace, ".+", nodes=nodes, labels=Labels(**spec.prometheus_labels.model_dump()))
@@ -256,7 +256,7 @@ def _busy(
         series = server.query(render(CATALOGUE["cpu_psi"], dialect, BUSY_WINDOW_S).each).series
     except NoDataError:
         return  # an exporter that is not there is told where its metrics are asked for
-    waited = {next(iter(each.labels.values()), "?"): float(each.values[-1]) for each in series}
+    waited = {next(iter(entry.labels.values()), "?"): float(entry.values[-1]) for entry in series}
     if busy := [f"{name} in {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
         yield Issue(
             IssueLevel.WARNING,
@@ -269,11 +269,9 @@ def _busy(
 
 def _states_processors(spec: KubernetesSpec, workload: WorkloadSpec) -> bool:
     server = workload.server
-    if server is None:
-        return "cpu" in {**spec.reserve, **spec.limit}
-    return "cpu" in (
-        {**server.reserve, **server.limit} if server.image else {**spec.client_reserve, **spec.client_limit}
-    )
+    computes = spec if server is None else server if server.image else None
+    stated = {**computes.reserve, **computes.limit} if computes else {**spec.client_reserve, **spec.client_limit}
+    return "cpu" in stated
 
 
 def cost_of(server: PrometheusServer, namespace: str, deployment: str) -> float | None:
@@ -338,32 +336,29 @@ class _Rehearsal:
         self._metrics_of: dict[str, list[str]] = {}
         for metric in metrics:
             text = render(metric, origin.dialect(), timing.window_s)
-            self._queries += [
-                _Query(metric, promql) for promql in dict.fromkeys((text.each, text.pooled, text.raw)) if promql
-            ]
+            for promql in dict.fromkeys(filter(None, (text.each, text.pooled, text.raw))):
+                self._queries.append(_Query(metric, promql))
             self._intervals_s[text.raw] = None
             self._metrics_of.setdefault(text.raw, []).append(metric.name)
 
     def run(self, scrape_interval_s: float, abort: threading.Event) -> list[Issue]:
         patience_s = max(self._timing.window_s + SCRAPES * scrape_interval_s, LEAST_S)
-        seen_s = self._begun_s
-        while not self._done() and self._clock.now_s() < self._begun_s + patience_s:
+        seen_s = now_s = self._begun_s
+        while not self._done() and now_s < self._begun_s + patience_s and now_s <= seen_s + LEAST_S:
             if self._clock.wait_until(self._clock.now_s() + POLL_S, abort):
                 return []
             self._ask()
-            if not self._why_unseen():
-                seen_s = self._clock.now_s()
-            elif self._clock.now_s() > seen_s + LEAST_S:
-                break
-        took_s = self._clock.now_s() - self._begun_s
-        return [*self._unanswered(took_s), *self._too_rare(), *self._twice()]
+            seen = not self._why_unseen()
+            now_s = self._clock.now_s()
+            seen_s = now_s if seen else seen_s
+        return [*self._unanswered(self._clock.now_s() - self._begun_s), *self._too_rare(), *self._twice()]
 
     def _done(self) -> bool:
         return all(query.answered for query in self._queries) and None not in self._intervals_s.values()
 
     def _why_unseen(self) -> str:
         """Why the server, as it says itself, does not scrape the replica: nothing comes of waiting then. Empty: it may."""
-        waiting = any(not each.answered and each.metric.source in REPLICA_SOURCES for each in self._queries)
+        waiting = any(not query.answered and query.metric.source in REPLICA_SOURCES for query in self._queries)
         return why_unseen(self._server, self._label, self._pods) if waiting else ""
 
     def _ask(self) -> None:

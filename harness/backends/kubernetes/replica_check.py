@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.backends.kubernetes.objects import layer_in_pod
 from harness.errors import BackendError, ReasonCode
+from harness.sharing.cluster import cluster_sharing
 from harness.sharing.modes import mode_of
 from harness.spec import Device, ExperimentSpec, KubernetesSpec, Sharing
 
@@ -22,8 +23,20 @@ def refuse_what_differs(statuses: Sequence[Status], experiment: ExperimentSpec, 
     """Refuse replicas that would measure something else. Raises BackendError for the first thing that differs."""
     refuse_missing_library(statuses, experiment)
     refuse_silent_cpu(statuses, experiment, spec)
-    refuse_other_mode(statuses, experiment, spec)
-    refuse_other_limits(statuses, experiment)
+    sharing = cluster_sharing(spec)
+    mode, limits = mode_of(experiment.sharing), mode_of(experiment.sharing).pod_environment(experiment)
+    for status in statuses:
+        who = f"replica {status['replica']} (pod {status['pod']})"
+        # Where the campaign sets the mode, what a pod was handed tells whether it is under MPS.
+        if sharing.sets_mode and (contradiction := mode.contradiction(status)):
+            message = f"{who} {contradiction}, and it was to be under {experiment.sharing.value}."
+            raise BackendError(message, advice=sharing.log_advice)
+        has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
+        if limits and has is not None and has != limits:
+            raise BackendError(
+                f"{who} has the limits {has} under MPS and not {limits}.",
+                advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
+            )
 
 
 def refuse_missing_library(statuses: Sequence[Status], experiment: ExperimentSpec) -> None:
@@ -56,34 +69,6 @@ def refuse_silent_cpu(statuses: Sequence[Status], experiment: ExperimentSpec, sp
         )
 
 
-def refuse_other_mode(statuses: Sequence[Status], experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
-    """Where the campaign sets the mode: what a pod was handed tells whether it is under MPS. Raises BackendError."""
-    if spec.device_plugin_configs is None and not spec.by_claims:
-        return
-    for status in statuses:
-        contradiction = mode_of(experiment.sharing).contradiction(status)
-        if contradiction:
-            raise BackendError(
-                f"replica {status['replica']} (pod {status['pod']}) {contradiction}, "
-                f"and it was to be under {experiment.sharing.value}.",
-                advice="Read the log of NVIDIA's DRA driver on that node."
-                if spec.by_claims
-                else "The device plugin lent its slices before it was told: read the log of its config manager.",
-            )
-
-
-def refuse_other_limits(statuses: Sequence[Status], experiment: ExperimentSpec) -> None:
-    """A layer, an image or a workload can set the same variables. Raises BackendError."""
-    asked = mode_of(experiment.sharing).pod_environment(experiment)
-    for status in statuses:
-        has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
-        if asked and has is not None and has != asked:
-            raise BackendError(
-                f"replica {status['replica']} (pod {status['pod']}) has the limits {has} under MPS and not {asked}.",
-                advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
-            )
-
-
 def only_node_is_shared(sharing: Sharing, gpus_per_replica: int) -> bool:
     """Whether replicas have no GPU, or by their sharing mode a GPU or an instance each."""
     return not gpus_per_replica or mode_of(sharing).each_its_own
@@ -103,27 +88,18 @@ def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *,
         beside: the same of the neighbours, by workload.
         by_node: the node counts, and not the GPU.
     """
-    neighbours = [one for statuses in beside.values() for one in statuses]
-    named = [
-        *((f"replica {one['replica']} (pod {one['pod']})", one, neighbours, "no neighbour") for one in measured),
-        *(
-            (
-                f"replica {one['replica']} of the neighbour {name} (pod {one['pod']})",
-                one,
-                measured,
-                "no measured replica",
-            )
-            for name, statuses in beside.items()
-            for one in statuses
-        ),
-    ]
-    for who, one, others, nobody in named:
-        on_gpu = not by_node and _may_use_gpu(one) and any(map(_may_use_gpu, others))
+    neighbours: Sequence[Status] = [status for statuses in beside.values() for status in statuses]
+    named = [("", status, neighbours, "no neighbour") for status in measured]
+    for workload, statuses in beside.items():
+        named += [(f" of the neighbour {workload}", status, measured, "no measured replica") for status in statuses]
+    for whose, status, others, nobody in named:
+        who = f"replica {status['replica']}{whose} (pod {status['pod']})"
+        on_gpu = not by_node and _may_use_gpu(status) and any(map(_may_use_gpu, others))
         key, what = ("gpu_uuid", "GPU") if on_gpu else ("node", "node")
-        if not one.get(key):
+        if not status.get(key):
             return f"{who} does not say on which GPU it is, so that nobody knows whether it shares one."
-        if one[key] not in {other.get(key) for other in others}:
-            return f"{who} is on {what} {one[key]}, where {nobody} is."
+        if status[key] not in {other.get(key) for other in others}:
+            return f"{who} is on {what} {status[key]}, where {nobody} is."
     return ""
 
 

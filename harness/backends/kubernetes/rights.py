@@ -8,7 +8,7 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.backends.kubernetes.api import Api
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.data import data_path
 from harness.errors import Issue, IssueLevel
 from harness.spec import GrafanaCost, KubernetesSpec, WorkloadKind
@@ -77,14 +77,16 @@ def _rights_to_queue(spec: KubernetesSpec) -> Named:
     return {("get", KUEUE, "localqueues", own): spec.queue_name, ("list", KUEUE, "workloads", own): ""}
 
 
-def check_looks(api: Api, spec: KubernetesSpec) -> Iterator[Issue]:
+def check_looks(api: KubernetesApi, spec: KubernetesSpec) -> Iterator[Issue]:
     """What the account may not look at, so that preflight cannot judge it; all of it in one finding."""
     if lacking := _lacking(api, rights_to_look(spec)):
         message = f"this account may not look at everything: {lacking}."
         yield Issue(IssueLevel.WARNING, "rights", message, "Without it the campaign's preflight cannot judge that.")
 
 
-def check_rights(api: Api, spec: KubernetesSpec, *, jobs: bool = False, given: bool = False) -> Iterator[Issue]:
+def check_rights(
+    api: KubernetesApi, spec: KubernetesSpec, *, jobs: bool = False, given: bool = False
+) -> Iterator[Issue]:
     """What the account of the kubeconfig lacks; all of it in one finding. Arguments as of ``needed_rights``."""
     if lacking := _lacking(api, needed_rights(spec, jobs=jobs, given=given)):
         advice = "Use the account that playbooks/workloads.yml makes, or give this one its roles (templates/kubernetes/workloads/access.yaml.j2)."
@@ -101,13 +103,13 @@ def check_rights(api: Api, spec: KubernetesSpec, *, jobs: bool = False, given: b
         yield Issue(IssueLevel.WARNING, "rights", message, advice)
 
 
-def _lacking(api: Api, rights: Named) -> str:
+def _lacking(api: KubernetesApi, rights: Named) -> str:
     """Those that the API server would not let this account have, for a sentence."""
     lacking = [right for right, name in rights.items() if not _allowed(api, right, name)]
     return "; ".join(f"{verb} {resource}{f' in {place}' if place else ''}" for verb, _, resource, place in lacking)
 
 
-def _allowed(api: Api, right: Right, name: str) -> bool:
+def _allowed(api: KubernetesApi, right: Right, name: str) -> bool:
     verb, group, resource, namespace = right
     resource, _, subresource = resource.partition("/")
     attributes = {"verb": verb, "group": group, "resource": resource, "subresource": subresource}

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.report import report_of
-from harness.analysis.summary import table
+from harness.analysis.summary import COLUMNS, table
 from harness.backends.kubernetes import deployment, preflight
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
@@ -98,7 +98,10 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
     }
     assert "time-slicing (short)" in told
     assert "time-slicing (long)" in told
-    assert {row[-1] for row in table(analysis).rows if row[1] == "time-slicing"} == {"short", "long"}
+    assert {row[COLUMNS.index("time_slice")] for row in table(analysis).rows if row[1] == "time-slicing"} == {
+        "short",
+        "long",
+    }
     assert dra.shared == [{"strategy": "MPS"}, None, SHORT, LONG, SHORT, LONG, {"strategy": "MPS"}, {"strategy": "MPS"}]
     assert eventually(lambda: driver.left() == [] and dra.left() == [])
     killed.stop(timeout_s=DRAINED_S)

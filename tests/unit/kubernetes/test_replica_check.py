@@ -56,7 +56,7 @@ def test_a_server_that_is_where_it_should_be_or_cannot_be_seen_goes_on(on, wante
 def test_a_server_under_another_mode_than_its_node_was_switched_to_is_refused(sharing, pipe, why):
     spec = KubernetesSpec(device_plugin_configs="nvidia/configs")
     with pytest.raises(BackendError, match=why) if why else contextlib.nullcontext():
-        replica_check.refuse_other_mode(said(mps_pipe_directory=pipe), asked(sharing=sharing), spec)
+        replica_check.refuse_what_differs(said(mps_pipe_directory=pipe), asked(sharing=sharing), spec)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_server_under_another_mode_than_its_node_was_switched_to_is_refused(sh
 def test_a_server_that_set_itself_other_limits_than_asked_is_refused(has, why):
     limited = asked(sharing=Sharing.MPS, mps=MpsLimits(share=25))
     with pytest.raises(BackendError, match=why) if why else contextlib.nullcontext():
-        replica_check.refuse_other_limits(said(mps_limits=has), limited)
+        replica_check.refuse_what_differs(said(mps_limits=has), limited, KubernetesSpec())
