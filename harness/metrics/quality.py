@@ -7,12 +7,14 @@ beside it, ``info`` ones that nothing is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.errors import MetricsError, ReasonCode
 from harness.metrics.catalogue import (
@@ -26,9 +28,7 @@ from harness.metrics.catalogue import (
     Source,
 )
 from harness.metrics.csv_reader import ExperimentColumns, SeriesColumns, read_experiment
-from harness.metrics.row_builder import NO_REQUESTS
-from harness.metrics.rows import POOLED, neighbour_of, series_name
-from harness.metrics.steady import TOLERANCE, WINDOWS, steady_state
+from harness.metrics.rows import NO_REQUESTS, POOLED, neighbour_of, series_name
 
 MISSING_SHARE = 0.01
 """More missing values than this share of a series degrade the experiment."""
@@ -41,7 +41,6 @@ TICK_S = 0.01
 """The kernel counts the CPU time of a process in ticks of this length."""
 FEW_TICKS = 5
 """In rows that hold fewer of them on average, some hold none."""
-ACTIVE_SHARE = "active_share"
 STALL_SHARE = 0.10
 """A replica that serves nothing in this last share of the recording had stopped."""
 TELLING_VALUES = 2
@@ -52,9 +51,13 @@ WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or st
 MISSING_ADVICE = "Look at the replica's log and the recorder's summary."
 TOP_BOUND_S = 60.0
 """Highest finite bucket of the replicas' histogram: a quantile there is saturation, not a measurement."""
+WINDOWS = 10
+"""Of a recording whose steadiness is judged, fewer of a short one."""
+CONSECUTIVE = 3
+TOLERANCE = 0.10
+MIN_ROWS_PER_WINDOW = 3
 _GRID_TOLERANCE_S = 0.0011
 _ALL_BUT_ROUNDING = 1 - 1e-9
-
 
 Logged = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[int, int]]]
 """Fewest and most requests in the replicas' logs by series name, between two rows each, given in seconds since row 0."""
@@ -100,28 +103,27 @@ def judge(
         experiment = read_experiment(folder)
     except MetricsError as error:
         return [Finding(Severity.INVALID, ReasonCode.ROWS, "", error.message, error.advice)]
-    bursty = _bursty(experiment)
+    # Whose workload rests by itself ("" for the measured replicas) counts its active time.
+    active = experiment.metrics.get("active_share", {})
+    bursty = {neighbour_of(name) for name, series in active.items() if len(series.present)}
     groups = [
         (CATALOGUE[name], neighbour, series)
         for name, named in experiment.metrics.items()
         for neighbour, series in _by_workload(named).items()
         if neighbour not in waiting
     ]
+    findings = [*_grid(experiment, rows)]
     # Whether a request ends in a row is up to those who ask, where they come at times of their own.
-    resting = bursty | {""} if open_loop else bursty
-    return [
-        *_grid(experiment, rows),
-        *_gaps(groups, resting),
-        *(
-            finding
-            for metric, neighbour, series in groups
-            for finding in _metric(metric, series, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
-        ),
-        *_replicas(experiment, bursty, waiting, open_loop=open_loop),
-        *_saturation(experiment),
-        *(_counts(experiment, logged, waiting) if logged is not None else ()),
-        *_steadiness(experiment, uneven=open_loop or "" in bursty or bool(waiting)),
-    ]
+    findings += _gaps(groups, bursty | {""} if open_loop else bursty)
+    for metric, neighbour, named in groups:
+        findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
+    findings += _replicas(experiment, bursty, waiting, open_loop=open_loop)
+    findings += _saturation(experiment)
+    if logged is not None:
+        findings += _counts(experiment, logged, waiting)
+    if not (open_loop or "" in bursty or waiting):  # these vary by nature
+        findings += _steadiness(experiment)
+    return findings
 
 
 def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
@@ -137,25 +139,19 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
         return
     short = [name for name, series in every if len(series.elapsed_s) != expected]
     if short:
-        yield Finding(
-            Severity.INVALID if len(short) == len(every) and expected > len(longest) else Severity.DEGRADED,
-            ReasonCode.ROWS,
-            "",
-            f"{len(short)} of {len(every)} series do not have {expected} rows, e.g. {short[0]}.",
-            "The recording ended early; run the experiment again.",
-        )
+        invalid = len(short) == len(every) and expected > len(longest)
+        message = f"{len(short)} of {len(every)} series do not have {expected} rows, e.g. {short[0]}."
+        advice = "The recording ended early; run the experiment again."
+        yield Finding(Severity.INVALID if invalid else Severity.DEGRADED, ReasonCode.ROWS, "", message, advice)
     step_s = _step_s(longest)
     for name, series in every:
-        grid = step_s * np.arange(len(series.elapsed_s))
-        if len(grid) and np.abs(series.elapsed_s - grid).max() > _GRID_TOLERANCE_S:
-            place = int(np.argmax(np.abs(series.elapsed_s - grid) > _GRID_TOLERANCE_S))
-            yield Finding(
-                Severity.INVALID,
-                ReasonCode.ROWS,
-                name.split()[0],
-                f"{name}: row {place} is at {series.elapsed_s[place]:.3f} s instead of {grid[place]:.3f} s.",
-                "Rows are lost, doubled or edited; verify the files, then run the experiment again.",
-            )
+        grid_s = step_s * np.arange(len(series.elapsed_s))
+        off = np.flatnonzero(np.abs(series.elapsed_s - grid_s) > _GRID_TOLERANCE_S)
+        if len(off):
+            row = int(off[0])
+            message = f"{name}: row {row} is at {series.elapsed_s[row]:.3f} s instead of {grid_s[row]:.3f} s."
+            advice = "Rows are lost, doubled or edited; verify the files, then run the experiment again."
+            yield Finding(Severity.INVALID, ReasonCode.ROWS, name.split()[0], message, advice)
             return
 
 
@@ -165,14 +161,6 @@ def _by_workload(named: Mapping[str, SeriesColumns]) -> dict[str, dict[str, Seri
     for name, series in named.items():
         groups.setdefault(neighbour_of(name), {})[name] = series
     return groups
-
-
-def _bursty(experiment: ExperimentColumns) -> frozenset[str]:
-    """Whose workload rests by itself: "" for the measured replicas, or a neighbour; such a one counts its active time."""
-    groups = _by_workload(experiment.metrics.get(ACTIVE_SHARE, {}))
-    return frozenset(
-        neighbour for neighbour, named in groups.items() if any(len(series.present) for series in named.values())
-    )
 
 
 def _gaps(
@@ -206,13 +194,14 @@ def _metric(
 ) -> Iterator[Finding]:
     """No value at all, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
     if not any(len(series.present) for series in named.values()):
-        reason = _commonest(named.values())
-        advice = (
-            "Without it there is no result; mend the cause and run again." if metric.source in ESSENTIAL_SOURCES else ""
-        )
+        severity, advice = Severity.INFO, ""
+        if metric.source in ESSENTIAL_SOURCES:
+            # Without its throughput or latency a measurement says nothing, and nobody knows what a neighbour did.
+            severity = Severity.DEGRADED if neighbour else Severity.INVALID
+            advice = "Without it there is no result; mend the cause and run again."
         whose = f"{metric.name} of the neighbour {neighbour}" if neighbour else metric.name
-        severity = _severity_of_none(metric, neighbour)
-        yield Finding(severity, ReasonCode.NO_VALUE, metric.name, f"{whose} has no value at all: {reason}.", advice)
+        message = f"{whose} has no value at all: {_commonest(named.values())}."
+        yield Finding(severity, ReasonCode.NO_VALUE, metric.name, message, advice)
         return
     for name, series in named.items():
         if not len(series.present) and metric.level is Level.DEVICE:
@@ -224,36 +213,20 @@ def _metric(
         yield from _zeros(metric, named, ZERO_SHARE if neighbour or not open_loop else _ALL_BUT_ROUNDING)
 
 
-def _severity_of_none(metric: Metric, neighbour: str) -> Severity:
-    """Without its throughput or latency a measurement says nothing, and nobody knows what a neighbour did."""
-    if metric.source not in ESSENTIAL_SOURCES:
-        return Severity.INFO
-    return Severity.DEGRADED if neighbour else Severity.INVALID
-
-
 def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Finding]:
-    present = series.present
+    if not len(series.present):
+        return
     kernels = metric.source in PROCESS_SOURCES | PRESSURE_SOURCES
     step_s = _step_s(series.elapsed_s)
     slack = BOUND_SLACK + (TICK_S / step_s if kernels and step_s else 0.0)
-    low = len(present) and present.min() < 0
-    high = metric.maximum is not None and len(present) and present.max() > metric.maximum * (1 + slack)
-    if low or high:
-        value = present.min() if low else present.max()
-        yield Finding(
-            Severity.DEGRADED,
-            ReasonCode.IMPOSSIBLE_VALUE,
-            metric.name,
-            f"{metric.name} {name} reaches {value:g} {metric.unit}, which cannot be.",
-            "Do not use this metric. The kernel counts it: choose a longer step_s, and keep other work off the machine."
-            if kernels
-            else "Do not use this metric; check the driver or the exporter that it comes from.",
-        )
-
-
-def _below_a_tick(metric: Metric, present: np.ndarray, step_s: float) -> bool:
-    """Whether so little CPU time is used that the kernel's ticks count none of it in many a row."""
-    return metric.source is Source.PROCESS_CPU and 0 < float(present.mean()) * step_s < FEW_TICKS * TICK_S
+    lowest, highest = series.present.min(), series.present.max()
+    if lowest < 0 or (metric.maximum is not None and highest > metric.maximum * (1 + slack)):
+        value = lowest if lowest < 0 else highest
+        message = f"{metric.name} {name} reaches {value:g} {metric.unit}, which cannot be."
+        kernel = "The kernel counts it: choose a longer step_s, and keep other work off the machine."
+        advice = kernel if kernels else "Check the driver or the exporter that it comes from."
+        advice = f"Do not use this metric. {advice}"
+        yield Finding(Severity.DEGRADED, ReasonCode.IMPOSSIBLE_VALUE, metric.name, message, advice)
 
 
 def _step_s(elapsed_s: np.ndarray) -> float:
@@ -265,63 +238,50 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float
     shares = {}
     for name, series in named.items():
         present = series.present[1:] if metric.kind is Kind.COUNTER else series.present
-        if len(present) and not _below_a_tick(metric, present, _step_s(series.elapsed_s)):
+        if not len(present):
+            continue
+        # So little CPU time that the kernel's ticks count none of it in many a row.
+        ticks = float(present.mean()) * _step_s(series.elapsed_s) / TICK_S
+        if metric.source is not Source.PROCESS_CPU or not 0 < ticks < FEW_TICKS:
             shares[name] = float((present == 0).mean())
-    if not shares:
-        return
     if metric.level is Level.DEVICE:
         # One idle device of several is normal: only the busiest has to show work.
         shares = {name: share for name, share in shares.items() if share == min(shares.values())}
     for name, share in shares.items():
         if share > most_share:
-            yield Finding(
-                Severity.DEGRADED,
-                ReasonCode.ZEROS,
-                metric.name,
-                f"{metric.name} {name} is 0 in {share:.0%} of the rows, although the replica should be working.",
-                "Check that it runs where it should (device, runtime class) and that the sampling is fast enough.",
-            )
+            message = f"{metric.name} {name} is 0 in {share:.0%} of the rows, although the replica should be working."
+            advice = "Check that it runs where it should (device, runtime class) and that the sampling is fast enough."
+            yield Finding(Severity.DEGRADED, ReasonCode.ZEROS, metric.name, message, advice)
             return
 
 
-class _Served(StrEnum):
-    """What a replica's counter tells of the requests that it served."""
-
-    SOME = "some"
-    NOTHING = "nothing"
-    NOTHING_AT_THE_END = "nothing at the end"
-    UNKNOWN = "unknown"
-
-
-_SAID = {
-    _Served.UNKNOWN: (
-        ReasonCode.NO_VALUE,
-        f"Whether {{}} served requests while recording is not known: fewer than {TELLING_VALUES} values of total_count each.",
-    ),
-    _Served.NOTHING: (ReasonCode.IDLE_REPLICA, "{} served no request while recording."),
-    _Served.NOTHING_AT_THE_END: (
-        ReasonCode.STALLED_REPLICA,
-        f"{{}} served nothing in the last {STALL_SHARE:.0%} of the recording.",
-    ),
+_SERVED = {
+    ReasonCode.NO_VALUE: "Whether {} served requests while recording is not known: fewer than "
+    f"{TELLING_VALUES} values of total_count each.",
+    ReasonCode.IDLE_REPLICA: "{} served no request while recording.",
+    ReasonCode.STALLED_REPLICA: f"{{}} served nothing in the last {STALL_SHARE:.0%} of the recording.",
 }
 
 
-def _served(values: np.ndarray, *, may_rest: bool) -> _Served:
-    """A value that is missing tells nothing of the replica, only that nobody could read it; ``_gaps`` says so."""
+def _served(values: np.ndarray, *, may_rest: bool) -> ReasonCode | None:
+    """What is wrong with the requests that a replica served by its counter; None: nothing.
+
+    A value that is missing tells nothing of the replica, only that nobody could read it; ``_gaps`` says so.
+    """
     present = values[~np.isnan(values)]
     if len(present) < TELLING_VALUES and not present.any():
-        return _Served.UNKNOWN
+        return ReasonCode.NO_VALUE
     if present.max() == 0:
-        return _Served.NOTHING
+        return ReasonCode.IDLE_REPLICA
     if may_rest or len(values) * STALL_SHARE < 1:
-        return _Served.SOME
+        return None
     end = values[-int(len(values) * STALL_SHARE) - 1 :]
-    told = np.count_nonzero(~np.isnan(end)) >= TELLING_VALUES
-    return _Served.NOTHING_AT_THE_END if told and _growth(end) == 0 else _Served.SOME
+    telling = np.count_nonzero(~np.isnan(end)) >= TELLING_VALUES
+    return ReasonCode.STALLED_REPLICA if telling and _growth(end) == 0 else None
 
 
 def _replicas(
-    experiment: ExperimentColumns, bursty: frozenset[str], waiting: Collection[str], *, open_loop: bool
+    experiment: ExperimentColumns, bursty: Collection[str], waiting: Collection[str], *, open_loop: bool
 ) -> Iterator[Finding]:
     """Replicas that served nothing, or stopped before the end (where resting is not part of the workload).
 
@@ -329,21 +289,21 @@ def _replicas(
     """
     counts = _counts_of_replicas(experiment, waiting)
     measured = {name for name in counts if not neighbour_of(name)}
-    found: dict[_Served, list[str]] = {each: [] for each in _Served}
+    flawed: dict[ReasonCode, list[str]] = {code: [] for code in _SERVED}
     for name, values in counts.items():
         asked_seldom = open_loop and name in measured and _growth(values) * STALL_SHARE < REQUESTS_PER_WINDOW
-        found[_served(values, may_rest=asked_seldom or neighbour_of(name) in bursty)].append(name)
-    useless = measured <= {*found[_Served.NOTHING], *found[_Served.UNKNOWN]}
-    advice = "Look at the replica's log; run the experiment again."
-    for served, (code, sentence) in _SAID.items():
-        names = found[served]
-        if not names:
-            continue
-        invalid = useless and served in {_Served.NOTHING, _Served.UNKNOWN}
-        message = sentence.format(", ".join(names))
-        if served is _Served.NOTHING and measured <= {*names}:
-            message = "No replica served a single request while recording."
-        yield Finding(Severity.INVALID if invalid else Severity.DEGRADED, code, "total_count", message, advice)
+        code = _served(values, may_rest=asked_seldom or neighbour_of(name) in bursty)
+        if code is not None:
+            flawed[code].append(name)
+    useless = measured <= {*flawed[ReasonCode.IDLE_REPLICA], *flawed[ReasonCode.NO_VALUE]}
+    for code, names in flawed.items():
+        if names:
+            invalid = useless and code is not ReasonCode.STALLED_REPLICA
+            message = _SERVED[code].format(", ".join(names))
+            if code is ReasonCode.IDLE_REPLICA and measured <= {*names}:
+                message = "No replica served a single request while recording."
+            advice = "Look at the replica's log; run the experiment again."
+            yield Finding(Severity.INVALID if invalid else Severity.DEGRADED, code, "total_count", message, advice)
 
 
 def _counts_of_replicas(experiment: ExperimentColumns, waiting: Collection[str]) -> dict[str, np.ndarray]:
@@ -368,17 +328,13 @@ def _growth(values: np.ndarray) -> float:
 def _saturation(experiment: ExperimentColumns) -> Iterator[Finding]:
     """Quantiles in the +Inf bucket: flat at the highest bound, and the same for every quantile."""
     for name, named in experiment.metrics.items():
-        if CATALOGUE[name].kind is not Kind.QUANTILE:
-            continue
         flat = [series for series, columns in named.items() if (columns.present >= TOP_BOUND_S).any()]
-        if flat:
-            yield Finding(
-                Severity.DEGRADED,
-                ReasonCode.ABOVE_BUCKETS,
-                name,
-                f"{name} {', '.join(flat)} lies above the highest bucket of {TOP_BOUND_S:g} s and is cut off there.",
-                "Use the raw latencies instead, or a smaller batch.",
+        if flat and CATALOGUE[name].kind is Kind.QUANTILE:
+            message = (
+                f"{name} {', '.join(flat)} lies above the highest bucket of {TOP_BOUND_S:g} s and is cut off there."
             )
+            advice = "Use the raw latencies instead, or a smaller batch."
+            yield Finding(Severity.DEGRADED, ReasonCode.ABOVE_BUCKETS, name, message, advice)
 
 
 def _counts(experiment: ExperimentColumns, logged: Logged, waiting: Collection[str]) -> Iterator[Finding]:
@@ -387,62 +343,82 @@ def _counts(experiment: ExperimentColumns, logged: Logged, waiting: Collection[s
     for name, series in experiment.metrics.get("total_count", {}).items():
         read = np.flatnonzero(~np.isnan(series.values))
         if len(read) >= TELLING_VALUES and neighbour_of(name) not in waiting:
-            grown[name] = float(series.values[read[-1]] - series.values[read[0]])
+            grown[name] = _growth(series.values)
             rows_s[name] = float(series.elapsed_s[read[0]]), float(series.elapsed_s[read[-1]])
     for name, (fewest, most) in logged(rows_s).items():
         counted = grown[name]
         in_log = min(max(counted, fewest), most)
         # Each end of the recording may fall between a request and its log record.
         if abs(counted - in_log) > max(2.0, COUNT_SLACK * max(counted, in_log)):
-            yield Finding(
-                Severity.DEGRADED,
-                ReasonCode.COUNTS_DISAGREE,
-                "total_count",
-                f"{name} counted {counted:g} requests and logged {in_log:g} in the same time.",
-                "The replica was restarted, or its log is incomplete; do not use its percentiles.",
-            )
+            message = f"{name} counted {counted:g} requests and logged {in_log:g} in the same time."
+            advice = "The replica was restarted, or its log is incomplete; do not use its percentiles."
+            yield Finding(Severity.DEGRADED, ReasonCode.COUNTS_DISAGREE, "total_count", message, advice)
 
 
-def _steadiness(experiment: ExperimentColumns, *, uneven: bool) -> Iterator[Finding]:
-    """Whether throughput had settled; ``uneven``: it varies by the workload's nature, so that nothing can be said."""
-    if uneven:
-        return
-    series = experiment.metrics.get("throughput", {}).get("all")
+def _steadiness(experiment: ExperimentColumns) -> Iterator[Finding]:
+    """Whether throughput had settled."""
+    series = experiment.metrics.get("throughput", {}).get(POOLED)
     if series is None or not len(series.present):
         return
-    served = experiment.metrics.get("total_count", {}).get("all")
-    if served is not None and 0 < _growth(served.values) < REQUESTS_PER_WINDOW * WINDOWS:
-        message = "There are too few requests to tell whether it was steady."
-        yield Finding(Severity.INFO, ReasonCode.STEADINESS_UNKNOWN, "throughput", message)
-        return
+    served = experiment.metrics.get("total_count", {}).get(POOLED)
+    few = served is not None and 0 < _growth(served.values) < REQUESTS_PER_WINDOW * WINDOWS
     state = steady_state(series.values)
-    if not state.judged:
-        message = "The recording is too short to tell whether it was steady."
+    if few or not state.judged:
+        why = "There are too few requests" if few else "The recording is too short"
+        message = f"{why} to tell whether it was steady."
         yield Finding(Severity.INFO, ReasonCode.STEADINESS_UNKNOWN, "throughput", message)
     elif not state.steady:
-        low, high = min(state.means), max(state.means)
-        yield Finding(
-            Severity.DEGRADED,
-            ReasonCode.UNSTEADY,
-            "throughput",
-            f"Throughput was not steady: its windows range from {low:.4g} to {high:.4g} requests per second and the last "
-            f"three do not agree within {TOLERANCE:.0%}.",
-            "Stabilise longer, record longer, and keep other work off the machine.",
+        message = (
+            f"Throughput was not steady: its windows range from {min(state.means):.4g} to {max(state.means):.4g} requests "
+            f"per second and the last three do not agree within {TOLERANCE:.0%}."
         )
+        advice = "Stabilise longer, record longer, and keep other work off the machine."
+        yield Finding(Severity.DEGRADED, ReasonCode.UNSTEADY, "throughput", message, advice)
     elif state.from_row:
         settled_s = float(series.elapsed_s[state.from_row])
-        yield Finding(
-            Severity.INFO,
-            ReasonCode.UNSTEADY,
-            "throughput",
-            f"Throughput was steady only from {settled_s:g} s after the start of the recording.",
-            "Stabilise longer.",
-        )
+        message = f"Throughput was steady only from {settled_s:g} s after the start of the recording."
+        yield Finding(Severity.INFO, ReasonCode.UNSTEADY, "throughput", message, "Stabilise longer.")
 
 
 def _commonest(series: Iterable[SeriesColumns]) -> str:
-    reasons: dict[str, int] = {}
+    reasons: Counter[str] = Counter()
     for columns in series:
-        for reason, count in columns.reasons.items():
-            reasons[reason] = reasons.get(reason, 0) + count
+        reasons.update(columns.reasons)
     return max(reasons, key=reasons.__getitem__) if reasons else "no reason was given"
+
+
+@dataclass(frozen=True, slots=True)
+class SteadyState:
+    """Had the machine settled while one series was recorded?
+
+    Attributes:
+        steady: at least its last three windows agree within 10 %.
+        from_row: first row of the windows that agree; None when not steady.
+    """
+
+    judged: bool
+    steady: bool
+    from_row: int | None
+    means: tuple[float, ...]
+
+
+def steady_state(values: Sequence[float] | NDArray[np.float64]) -> SteadyState:
+    """Judge a series, usually throughput: ten windows (fewer of a short one), of which the last three or more agree.
+
+    Windows agree when the highest mean is at most 10 % of their common mean above the lowest. Missing
+    values (NaN) are left out of their window's mean.
+    """
+    series = np.asarray(values, dtype=np.float64)
+    count = min(WINDOWS, len(series) // MIN_ROWS_PER_WINDOW)
+    if count < CONSECUTIVE or np.isnan(series).all():
+        return SteadyState(judged=False, steady=False, from_row=None, means=())
+    windows = np.array_split(series, count)
+    present = [window[~np.isnan(window)] for window in windows]
+    means = np.array([window.mean() if len(window) else 0.0 for window in present])
+    from_row = 0
+    for first in range(count - CONSECUTIVE + 1):
+        rest = means[first:]
+        if rest.mean() > 0 and rest.max() - rest.min() <= TOLERANCE * rest.mean():
+            return SteadyState(True, True, from_row, tuple(means.tolist()))
+        from_row += len(windows[first])
+    return SteadyState(judged=True, steady=False, from_row=None, means=tuple(means.tolist()))

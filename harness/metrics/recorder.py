@@ -19,8 +19,9 @@ from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, PROCESS_SOU
 from harness.metrics.machine import KernelPressure, ProcessTrees
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.promql_math import MS_PER_S, range_ms, to_ms
-from harness.metrics.row_builder import LATE_TICK, Reading, ReplicaTarget, TickComputer
+from harness.metrics.row_builder import Reading, ReplicaTarget, TickComputer
 from harness.metrics.rows import (
+    LATE_TICK,
     LatenessHistogram,
     MetricRow,
     MetricSummary,

@@ -12,15 +12,18 @@ from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, Kind, Metri
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import GpuUsage
 from harness.metrics.promql_math import MS_PER_S, CounterWindow, RunningTotal, Vector, histogram_quantile
-from harness.metrics.rows import POOLED, MetricRow, Missing, series_name
+from harness.metrics.rows import (
+    MIXED_BUCKETS,
+    NO_REPLICA,
+    NO_REQUESTS,
+    NO_TIME,
+    POOLED,
+    TOO_FEW,
+    MetricRow,
+    Missing,
+    series_name,
+)
 from harness.metrics.scrape import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, PublishedFamily, ReplicaSample
-
-NO_REQUESTS = "no request finished in the window"
-TOO_FEW = "fewer than two scrapes in the window"
-MIXED_BUCKETS = "the replicas have different latency buckets"
-NO_REPLICA = "no replica could be read"
-NO_TIME = "the workload counted neither part of its time in the window"
-LATE_TICK = "the recorder itself was late by a whole step or more: the machine was overloaded or suspended"
 
 Value = float | Missing
 

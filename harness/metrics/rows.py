@@ -14,6 +14,12 @@ from harness.metrics.promql_math import to_ms
 
 POOLED = "all"
 """The series over all measured replicas."""
+NO_REQUESTS = "no request finished in the window"
+TOO_FEW = "fewer than two scrapes in the window"
+MIXED_BUCKETS = "the replicas have different latency buckets"
+NO_REPLICA = "no replica could be read"
+NO_TIME = "the workload counted neither part of its time in the window"
+LATE_TICK = "the recorder itself was late by a whole step or more: the machine was overloaded or suspended"
 _BINS_PER_DECADE = 50
 _LOWEST_S = 1e-6
 _DECADES = 10

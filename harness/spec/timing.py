@@ -18,7 +18,7 @@ PRESETS: dict[str, dict[str, float]] = {
 }
 """Phases by name: short where the repeats decide, long for series of 721 rows; standard is what the fields default to."""
 LEAST_ROWS = 9
-"""By which it can be judged whether throughput was steady (``harness.metrics.steady``)."""
+"""By which it can be judged whether throughput was steady (``harness.metrics.quality``)."""
 
 
 def short_by_scrapes(scrape_interval_s: float) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.metrics import quality, steady
+from harness.metrics import quality
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, Metric
 from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import cluster, render
@@ -154,9 +154,9 @@ def page() -> str:
             few=quality.REQUESTS_PER_WINDOW,
             top=quality.TOP_BOUND_S,
             count=quality.COUNT_SLACK,
-            windows=steady.WINDOWS,
-            last=steady.CONSECUTIVE,
-            tolerance=steady.TOLERANCE,
+            windows=quality.WINDOWS,
+            last=quality.CONSECUTIVE,
+            tolerance=quality.TOLERANCE,
         )
     )
     return "".join([*parts, _FIGURES])

@@ -10,7 +10,7 @@ from harness.analysis.metrics.catalogue import POOLED, Run, metrics_of
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate
 from harness.analysis.throughput import within_run
-from harness.metrics.steady import SteadyState, steady_state
+from harness.metrics.quality import SteadyState, steady_state
 
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
 

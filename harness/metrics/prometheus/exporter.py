@@ -43,8 +43,8 @@ from harness.metrics.prometheus.series import (
 )
 from harness.metrics.promql import Dialect, Queries, ReplicaGroup, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
-from harness.metrics.row_builder import NO_REPLICA
 from harness.metrics.rows import (
+    NO_REPLICA,
     POOLED,
     ColumnSink,
     MetricColumn,

@@ -26,8 +26,7 @@ from harness.metrics.catalogue import Level, Metric
 from harness.metrics.prometheus.client import MAX_POINTS, SampledSeries
 from harness.metrics.promql import Dialect
 from harness.metrics.promql_math import RunningTotal
-from harness.metrics.row_builder import NO_REPLICA, NO_REQUESTS, TOO_FEW
-from harness.metrics.rows import MetricColumn, series_name
+from harness.metrics.rows import NO_REPLICA, NO_REQUESTS, TOO_FEW, MetricColumn, series_name
 
 Flags = NDArray[np.bool_]
 Key = tuple[str, ...]

@@ -11,7 +11,7 @@ import pytest
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import PRIORITY, Recorder, _punctual
-from harness.metrics.row_builder import LATE_TICK
+from harness.metrics.rows import LATE_TICK
 from tests.integration.metrics.replicas import running_replicas
 from tests.support.fake_metrics import RowList
 

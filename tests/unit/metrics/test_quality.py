@@ -8,8 +8,7 @@ import pytest
 from harness.errors import ReasonCode
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
 from harness.metrics.quality import TOP_BOUND_S, Severity, judge
-from harness.metrics.row_builder import NO_REQUESTS
-from harness.metrics.rows import MetricRow
+from harness.metrics.rows import NO_REQUESTS, MetricRow
 from harness.results.writers import ExperimentWriter
 
 START_S, STEP_S, ROWS, REPLICAS = 1_800_000_000.0, 5.0, 60, 2

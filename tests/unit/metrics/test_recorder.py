@@ -9,16 +9,8 @@ from harness.metrics.catalogue import CATALOGUE, GPU_SOURCES, STANDARD, Source, 
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import GAUGES
 from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import (
-    LATE_TICK,
-    MIXED_BUCKETS,
-    NO_REPLICA,
-    NO_REQUESTS,
-    NO_TIME,
-    TOO_FEW,
-    ReplicaTarget,
-)
-from harness.metrics.rows import Missing
+from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.rows import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW, Missing
 from harness.metrics.scrape import ReplicaParser, ReplicaSample
 from tests.support.fake_metrics import (
     BOUNDS,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from harness.metrics.steady import steady_state
+from harness.metrics.quality import steady_state
 
 
 def test_a_constant_is_steady_from_the_start():

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from harness.campaign.source import read_source, shipped_names
 from harness.errors import CampaignFileError
-from harness.metrics.steady import steady_state
+from harness.metrics.quality import steady_state
 from harness.spec import CampaignSpec, KubernetesSpec, Timing, UntilKnown
 from harness.spec.faults import first_in_words
 from harness.spec.load import parse_campaign
