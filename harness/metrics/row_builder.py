@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, Kind, Metric, Source
+from harness.metrics.catalogue import PRESSURE_SOURCES, PROCESS_SOURCES, Kind, Level, Metric, Source
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import GpuUsage
 from harness.metrics.promql_math import MS_PER_S, CounterWindow, RunningTotal, Vector, histogram_quantile
@@ -96,11 +96,12 @@ class _Replica:
         self.cpu_rate = self.cpu.timed_rate(time_ms)
 
 
-class _Group:
-    """The replicas of one workload: they are pooled with each other, and with nobody else."""
+class _Series:
+    """One series of a metric of replicas: of one of them, or of all of a workload, pooled with each other and nobody else."""
 
-    def __init__(self, series: str, replicas: Sequence[_Replica]) -> None:
-        self.series = series
+    def __init__(self, name: str, replicas: Sequence[_Replica], *, of_workload: bool) -> None:
+        self.name = name
+        self._of_workload = of_workload
         self._replicas = replicas
         self._pooled: tuple[Vector, Vector] | Missing = Missing(TOO_FEW)
 
@@ -116,20 +117,31 @@ class _Group:
             self._pooled = bounds, np.sum([rates[: BUCKETS_AT + len(bounds)] for _, rates in ready], axis=0)
 
     def value(self, metric: Metric) -> Value:
-        """The metric over all replicas of the group."""
+        """The metric over all replicas of the series that could be read."""
+        of_processes = metric.source in PROCESS_SOURCES
+        readings = [replica.usage if of_processes else replica.sample for replica in self._replicas]
+        if all(isinstance(reading, Missing) for reading in readings):
+            alone = readings[0] if not self._of_workload else None
+            return alone if isinstance(alone, Missing) else Missing(NO_REPLICA)
+        return self._of_processes(metric) if of_processes else self._of_requests(metric)
+
+    def _of_processes(self, metric: Metric) -> Value:
         if metric.source is Source.PROCESS_MEMORY:
-            return _sum(
-                [float(r.usage.memory_bytes) for r in self._replicas if not isinstance(r.usage, Missing)], NO_REPLICA
-            )
-        if metric.source is Source.PROCESS_CPU:
-            alive = any(isinstance(r.usage, ProcessUsage) for r in self._replicas)
-            rates = [r.cpu_rate for r in self._replicas if r.cpu_rate is not None and alive]
-            return _sum(rates, TOO_FEW if alive else NO_REPLICA)
-        if not any(isinstance(replica.sample, ReplicaSample) for replica in self._replicas):
-            return Missing(NO_REPLICA)
+            return sum(r.usage.memory_bytes for r in self._replicas if not isinstance(r.usage, Missing))
+        rates = [replica.cpu_rate for replica in self._replicas if replica.cpu_rate is not None]
+        return sum(rates) if rates else Missing(TOO_FEW)
+
+    def _of_requests(self, metric: Metric) -> Value:
         if metric.kind is Kind.COUNTER:
             return sum(replica.total.counted for replica in self._replicas if replica.total.seen)
-        return _of_window(metric, self._replicas, self._pooled)
+        if metric.source is Source.PUBLISHED:
+            return _published(metric, self._replicas)
+        if isinstance(self._pooled, Missing):
+            return self._pooled
+        bounds, rates = self._pooled
+        if metric.source is Source.REQUESTS:
+            return float(rates[REQUESTS_AT])
+        return _of_histogram(metric, bounds, rates[SUM_AT : BUCKETS_AT + len(bounds)])
 
 
 class TickComputer:
@@ -154,7 +166,16 @@ class TickComputer:
         self._gpu_count = gpu_count
         self._pids = gpu_replica_pids
         self._replicas = [_Replica(window_ms) for _ in targets]
-        self._groups = _groups(targets, self._replicas)
+        of_workload: dict[str, list[_Replica]] = {}
+        for target, replica in zip(targets, self._replicas, strict=True):
+            of_workload.setdefault(series_name(POOLED, target.neighbour), []).append(replica)
+        self._series = [
+            *(
+                _Series(target.series, [own], of_workload=False)
+                for target, own in zip(targets, self._replicas, strict=True)
+            ),
+            *(_Series(name, replicas, of_workload=True) for name, replicas in of_workload.items()),
+        ]
         self._pressure = {source: CounterWindow(window_ms) for source in sorted(PRESSURE_SOURCES)}
         self._gpus: Sequence[GpuUsage] = ()
         self._stalled: dict[Source, Value] = {}
@@ -166,13 +187,15 @@ class TickComputer:
         for replica, usage in zip(self._replicas, reading.processes, strict=False):
             replica.take_usage(time_ms, reading.processes_ms or time_ms, usage)
         self._gpus = reading.gpus
-        for source, stalled in reading.pressure.items():
-            if not isinstance(stalled, Missing):
-                self._pressure[source].add(time_ms, np.array([stalled]), reading.pressure_ms)
+        for source, stalled_s in reading.pressure.items():
+            if isinstance(stalled_s, Missing):
+                self._stalled[source] = stalled_s
+                continue
+            self._pressure[source].add(time_ms, np.array([stalled_s]), reading.pressure_ms)
             rate = self._pressure[source].timed_rate(time_ms)
-            self._stalled[source] = _given(rate) if not isinstance(stalled, Missing) else stalled
-        for group in self._groups:
-            group.pool()
+            self._stalled[source] = Missing(TOO_FEW) if rate is None else 100.0 * rate
+        for series in self._series:
+            series.pool()
 
     def rows(self, time_ms: int) -> list[MetricRow]:
         """Rows of the reading last observed."""
@@ -182,7 +205,7 @@ class TickComputer:
             if isinstance(value, Missing)
             else MetricRow(metric.name, series, time_s, value)
             for metric in self._metrics
-            for series, value in self._series(metric)
+            for series, value in self._values(metric)
         ]
 
     def missing_rows(self, time_ms: int, reason: str) -> list[MetricRow]:
@@ -190,37 +213,29 @@ class TickComputer:
         return [
             MetricRow(metric.name, series, time_ms / MS_PER_S, None, reason)
             for metric in self._metrics
-            for series in self.series(metric)
+            for series in self._names(metric)
         ]
 
-    def series(self, metric: Metric) -> list[str]:
-        """Names of the series of one metric."""
-        if metric.source in PRESSURE_SOURCES:
+    def _names(self, metric: Metric) -> list[str]:
+        """Of the series of one metric."""
+        if metric.level is Level.NODE:
             return ["node"]
-        if metric.source in GPU_SOURCES:
-            devices = [f"gpu-{index}" for index in range(self._gpu_count)]
-            return devices + [t.series for t in self._targets] if metric.source is Source.GPU_MEMORY else devices
-        pooled = [group.series for group in self._groups] if metric.pooled else []
-        return [target.series for target in self._targets] + pooled
+        if metric.level is Level.REPLICA:
+            return [series.name for series in self._series]
+        devices = [f"gpu-{index}" for index in range(self._gpu_count)]
+        return devices + [t.series for t in self._targets] if metric.source is Source.GPU_MEMORY else devices
 
-    def _series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
+    def _values(self, metric: Metric) -> Iterator[tuple[str, Value]]:
         """Each series of one metric with its value."""
-        if metric.source in PRESSURE_SOURCES:
-            stalled = self._stalled.get(metric.source, Missing(TOO_FEW))
-            yield "node", stalled if isinstance(stalled, Missing) else 100.0 * stalled
-        elif metric.source in GPU_SOURCES:
-            yield from self._device_series(metric)
+        if metric.level is Level.NODE:
+            yield "node", self._stalled.get(metric.source, Missing(TOO_FEW))
+        elif metric.level is Level.REPLICA:
+            for series in self._series:
+                yield series.name, series.value(metric)
         else:
-            for target, replica in zip(self._targets, self._replicas, strict=True):
-                yield target.series, _replica_value(metric, replica)
-            for group in self._groups if metric.pooled else ():
-                yield group.series, group.value(metric)
-
-    def _device_series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
-        for index, gpu in enumerate(self._gpus):
-            yield f"gpu-{index}", gpu.gauges[metric.gauge]
-        if metric.source is Source.GPU_MEMORY:
-            for index, target in enumerate(self._targets):
+            for index, gpu in enumerate(self._gpus):
+                yield f"gpu-{index}", gpu.gauges[metric.gauge]
+            for index, target in enumerate(self._targets if metric.source is Source.GPU_MEMORY else ()):
                 yield target.series, self._replica_gpu_memory(index)
 
     def _replica_gpu_memory(self, index: int) -> Value:
@@ -233,41 +248,6 @@ class TickComputer:
         if not held:
             return Missing("NVML lists no process of this replica (it uses no GPU, or lives in another PID namespace)")
         return float(sum(held))
-
-
-def _groups(targets: Sequence[ReplicaTarget], replicas: Sequence[_Replica]) -> list[_Group]:
-    """One group per workload, in the order of the targets."""
-    members: dict[str, list[_Replica]] = {}
-    for target, replica in zip(targets, replicas, strict=True):
-        members.setdefault(series_name(POOLED, target.neighbour), []).append(replica)
-    return [_Group(series, group) for series, group in members.items()]
-
-
-def _replica_value(metric: Metric, replica: _Replica) -> Value:
-    if metric.source is Source.PROCESS_MEMORY:
-        return replica.usage if isinstance(replica.usage, Missing) else replica.usage.memory_bytes
-    if metric.source is Source.PROCESS_CPU:
-        return replica.usage if isinstance(replica.usage, Missing) else _given(replica.cpu_rate)
-    if isinstance(replica.sample, Missing):
-        return replica.sample
-    if metric.kind is Kind.COUNTER:
-        return replica.total.counted
-    own = Missing(TOO_FEW) if replica.rates is None else (replica.bounds, replica.rates)
-    return _of_window(metric, [replica], own)
-
-
-def _of_window(metric: Metric, replicas: Sequence[_Replica], pooled: tuple[Vector, Vector] | Missing) -> Value:
-    """A metric of the window's rates; ``pooled``: bounds and rates of what all replicas publish."""
-    if metric.source is Source.PUBLISHED:
-        return _published(metric, replicas)
-    return pooled if isinstance(pooled, Missing) else _from_rates(metric, *pooled)
-
-
-def _from_rates(metric: Metric, bounds: Vector, rates: Vector) -> Value:
-    """A latency or the throughput, from the rates of one replica or of all."""
-    if metric.source is Source.REQUESTS:
-        return float(rates[REQUESTS_AT])
-    return _of_histogram(metric, bounds, rates[SUM_AT : BUCKETS_AT + len(bounds)])
 
 
 def _of_histogram(metric: Metric, bounds: Vector, rates: Vector) -> Value:
@@ -293,21 +273,10 @@ def _published(metric: Metric, replicas: Sequence[_Replica]) -> Value:
         bounds = ready[0][0][family].bounds
         if any(families[family].bounds != bounds for families, _ in ready):
             return Missing(MIXED_BUCKETS)
-        return _of_histogram(metric, np.array(bounds), np.sum([_part(f[family], r) for f, r in ready], axis=0))
+        length = BUCKETS_AT - SUM_AT + len(bounds)
+        own = [rates[families[family].at :][:length] for families, rates in ready]
+        return _of_histogram(metric, np.array(bounds), np.sum(own, axis=0))
     sums = [sum(float(rates[families[name].at]) for families, rates in ready) for name in metric.families]
     if metric.kind is Kind.RATE:
         return sums[0]
     return 100.0 * sums[0] / sum(sums) if sum(sums) > 0 else Missing(NO_TIME)
-
-
-def _part(family: PublishedFamily, rates: Vector) -> Vector:
-    """A histogram's sum, count and buckets out of all rates of a replica."""
-    return rates[family.at : family.at + BUCKETS_AT - SUM_AT + len(family.bounds)]
-
-
-def _given(rate: float | None) -> Value:
-    return Missing(TOO_FEW) if rate is None else rate
-
-
-def _sum(values: Sequence[float], reason: str) -> Value:
-    return sum(values) if values else Missing(reason)
