@@ -121,11 +121,11 @@ class ColumnSink(RowSink, Protocol):
 class Lateness:
     """How late ticks began, in seconds after their schedule; quantiles are at most 5 % too high."""
 
-    ticks: int
-    missed: int
-    p50_s: float | None
-    p99_s: float | None
-    max_s: float | None
+    ticks: int = 0
+    missed: int = 0
+    p50_s: float | None = None
+    p99_s: float | None = None
+    max_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -44,13 +44,13 @@ class TelemetrySeries(Protocol):
         """End, and say what ``telemetry.csv`` holds; nothing is written where no GPU can be read from elsewhere.
 
         Raises:
-            StorageError: the file could not be written to its end.
+            StorageError: the file could not be written to its end; what was written is kept.
             MetricsError: the driver hangs.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySummary:
     """One telemetry series.
 
@@ -60,13 +60,13 @@ class TelemetrySummary:
         missing: reasons by column, of the values that the driver did not give.
     """
 
-    rows: int
+    rows: int = 0
     interval_s: float
-    skipped: int
-    lateness: Lateness
-    gpus: int
-    gpu_absent: str
-    missing: dict[str, str]
+    skipped: int = 0
+    lateness: Lateness = field(default_factory=Lateness)
+    gpus: int = 0
+    gpu_absent: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for the manifest."""
@@ -82,19 +82,12 @@ class HostCpu:
     def percent(self) -> float | None:
         """Between 0 and 100; None when no time has passed for the kernel's counters."""
         times = psutil.cpu_times()
-        # guest time is part of user time already
-        total_s = _total_s(times) - _total_s(self._last)
-        idle_s = _idle_s(times) - _idle_s(self._last)
+        passed_s = {name: after - before for name, before, after in zip(times._fields, self._last, times, strict=True)}
         self._last = times
+        # guest time is part of user time already
+        total_s = sum(passed_s.values()) - passed_s.get("guest", 0.0) - passed_s.get("guest_nice", 0.0)
+        idle_s = passed_s["idle"] + passed_s.get("iowait", 0.0)
         return min(max(100.0 * (1.0 - idle_s / total_s), 0.0), 100.0) if total_s > 0 else None
-
-
-def _total_s(times: Any) -> float:
-    return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
-
-
-def _idle_s(times: Any) -> float:
-    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 class Telemetry(threading.Thread):
@@ -135,12 +128,7 @@ class Telemetry(threading.Thread):
             self._error = error
 
     def finish(self) -> TelemetrySummary:
-        """End the series and say what it holds.
-
-        Raises:
-            StorageError: the file could not be written to its end; what was written is kept.
-            MetricsError: the thread hangs in the driver.
-        """
+        """See ``TelemetrySeries``."""
         self._wake.set()
         if self.ident is None:
             self._file.close()
@@ -166,7 +154,7 @@ class Telemetry(threading.Thread):
 
     def _loop(self) -> None:
         writer = csv.writer(self._file, lineterminator="\n")
-        writer.writerow(columns(self._gpus))
+        writer.writerow(columns(range(self._gpus)))
         cpu = HostCpu()
         start_s = self._clock.now_s()
         flush_at_s = start_s + _FLUSH_INTERVAL_S
@@ -203,12 +191,7 @@ class Telemetry(threading.Thread):
         return repr(value)
 
 
-def columns(gpus: int) -> Sequence[str]:
-    """Header of ``telemetry.csv`` with so many GPUs."""
-    return columns_of(range(gpus))
-
-
-def columns_of(gpus: Iterable[int]) -> Sequence[str]:
+def columns(gpus: Iterable[int]) -> list[str]:
     """Header of ``telemetry.csv`` with the GPUs of these numbers."""
     devices = [f"gpu{gpu}_{column}" for gpu in gpus for column in GPU_COLUMNS]
     return ["timestamp", "elapsed_s", *devices, "host_cpu_percent"]
@@ -229,43 +212,32 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 def held_back(telemetry: Path) -> Iterator[Finding]:
     """A finding for each GPU of ``telemetry.csv`` that was held back in more than 1 % of its readings; none without the file."""
-    for gpu, masks in reasons(telemetry).items():
-        slowed, capped = _share(masks, SLOWED), _share(masks, POWER_CAP)
+    for gpu, (slowed, capped) in throttled(telemetry).items():
         name = gpu.replace("gpu", "gpu-")
         if slowed > TOLD_SHARE:
-            yield Finding(
-                Severity.DEGRADED,
-                ReasonCode.GPU_SLOWED,
-                "",
-                f"{name} was slowed by heat or by its hardware in {slowed:.0%} of the readings.",
-                "Mend the cooling or the power supply, or let it cool down between experiments (timing.cooldown_gpu_celsius).",
+            message = f"{name} was slowed by heat or by its hardware in {slowed:.0%} of the readings."
+            advice = (
+                "Mend the cooling or the power supply, or let it cool down between experiments "
+                "(timing.cooldown_gpu_celsius)."
             )
+            yield Finding(Severity.DEGRADED, ReasonCode.GPU_SLOWED, "", message, advice)
         if capped > TOLD_SHARE:
-            yield Finding(
-                Severity.INFO,
-                ReasonCode.POWER_CAP,
-                "",
-                f"{name} ran at its power cap in {capped:.0%} of the readings: the cap set its clock.",
-            )
+            message = f"{name} ran at its power cap in {capped:.0%} of the readings: the cap set its clock."
+            yield Finding(Severity.INFO, ReasonCode.POWER_CAP, "", message)
 
 
-def power_capped(masks: Iterable[float]) -> float:
-    """Share of the readings of NVML's reasons, between 0 and 1, at which the power cap set the clock."""
-    return _share(Counter(int(mask) for mask in masks), POWER_CAP)
-
-
-def reasons(telemetry: Path) -> dict[str, Counter[int]]:
-    """How often each GPU, by its name in the columns, gave each mask of NVML's reasons; none without the file."""
-    found: dict[str, Counter[int]] = {}
+def throttled(telemetry: Path) -> dict[str, tuple[float, float]]:
+    """Shares of its readings in which each GPU, by its name in the columns, was slowed, and was at its power cap; none without the file."""
+    masks: dict[str, Counter[int]] = {}
     if telemetry.is_file():
         with telemetry.open(encoding="utf-8", newline="") as file:
             rows = csv.reader(file)
-            columns = [(at, name) for at, name in enumerate(next(rows, ())) if name.endswith(_COLUMN)]
+            places = [(at, name) for at, name in enumerate(next(rows, ())) if name.endswith(_COLUMN)]
             for row in rows:
-                for at, name in columns:
+                for at, name in places:
                     if row[at:] and row[at]:
-                        found.setdefault(name.removesuffix(_COLUMN), Counter())[int(float(row[at]))] += 1
-    return found
+                        masks.setdefault(name.removesuffix(_COLUMN), Counter())[int(float(row[at]))] += 1
+    return {gpu: (_share(counts, SLOWED), _share(counts, POWER_CAP)) for gpu, counts in masks.items()}
 
 
 def _share(masks: Counter[int], bits: int) -> float:

@@ -21,7 +21,7 @@ from harness.analysis.statistics import percentile
 from harness.analysis.statistics.distributions import Floats
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level, OverDevices
-from harness.metrics.telemetry import power_capped, reasons
+from harness.metrics.telemetry import throttled
 from harness.results.files import storage_errors
 from harness.results.layout import TELEMETRY
 from harness.spec import ExperimentSpec
@@ -214,7 +214,7 @@ def _power_capped(run: Run) -> float:
     run.devices("gpu_utilization")
     path = run.data.folder / TELEMETRY
     with storage_errors(path, "read"):
-        shares = [power_capped(masks.elements()) for masks in reasons(path).values()]
+        shares = [capped for _, capped in throttled(path).values()]
     if not shares:
         raise run.unread("throttle_reasons")
     return 100 * sum(shares) / len(shares)

@@ -117,7 +117,7 @@ class PrometheusRecorder:
             step_s=self._step_s,
             rows=done,
             stopped=woken,
-            lateness=Lateness(ticks=0, missed=0, p50_s=None, p99_s=None, max_s=None),
+            lateness=Lateness(),
             metrics=metrics,
             absent=export.absent if export else {},
             warnings=[*self._warnings, *remarks, *missing_warnings(metrics)],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -24,11 +24,10 @@ from harness.metrics.catalogue import CATALOGUE, Level
 from harness.metrics.nvml import ACTIVITY, six_digits
 from harness.metrics.prometheus.client import PrometheusServer, SampledSeries
 from harness.metrics.prometheus.exporter import query_pool
-from harness.metrics.prometheus.series import Key, by_labels, device_names, key_labels, mixed
+from harness.metrics.prometheus.series import by_labels, device_names, key_labels, mixed
 from harness.metrics.promql import Dialect, quote
 from harness.metrics.promql_math import MS_PER_S, to_ms
-from harness.metrics.rows import LatenessHistogram
-from harness.metrics.telemetry import GPU_COLUMNS, TelemetrySummary, columns_of, iso, storage_error
+from harness.metrics.telemetry import GPU_COLUMNS, TelemetrySummary, columns, iso, storage_error
 
 FIELDS: dict[str, tuple[tuple[str, ...], float]] = {
     **{
@@ -82,11 +81,7 @@ class PrometheusTelemetry:
         self._start_s = self._clock.now_s()
 
     def finish(self) -> TelemetrySummary:
-        """Collect the samples since the start, and say what was written.
-
-        Raises:
-            StorageError: the file is there already, or cannot be written.
-        """
+        """See ``TelemetrySeries``."""
         start_s, end_s = self._start_s, self._clock.now_s()
         try:
             with self._where() as (server, dialect):
@@ -94,7 +89,7 @@ class PrometheusTelemetry:
                     self._path, server, dialect, start_s=start_s, end_s=end_s, interval_s=self._interval_s
                 )
         except (ClusterError, PrometheusError) as error:
-            return _summary(self._interval_s, absent=error.message)
+            return TelemetrySummary(interval_s=self._interval_s, gpu_absent=error.message)
 
 
 def collect_telemetry(
@@ -119,57 +114,34 @@ def collect_telemetry(
     """
     begin_ms, end_ms = to_ms(start_s), max(to_ms(end_s), to_ms(start_s) + 1)
     with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
-        asked = {
+        pending = {
             column: queries.submit(_samples, server, dialect, names, begin_ms, end_ms)
             for column, (names, _) in FIELDS.items()
         }
-        found = {column: answer.result() for column, answer in asked.items()}
-    by_device = {column: by_labels(series, key_labels(_DEVICE, dialect)) for column, series in found.items()}
-    numbers = {
-        key: int(name.removeprefix("gpu-"))
-        for key, name in device_names(key for devices in by_device.values() for key in devices).items()
-    }
-    if not numbers:
-        return _summary(interval_s, absent="Prometheus has no sample of a GPU in use")
-    times_ms = np.unique(np.concatenate([one.times_ms for series in found.values() for one in series]))
-    values: NDArray[np.float64] = np.full((len(times_ms), len(numbers) * len(GPU_COLUMNS)), np.nan)
+        samples = {column: answer.result() for column, answer in pending.items()}
+    by_device = {column: by_labels(series, key_labels(_DEVICE, dialect)) for column, series in samples.items()}
+    names = device_names(key for devices in by_device.values() for key in devices)
+    if not names:
+        return TelemetrySummary(interval_s=interval_s, gpu_absent="Prometheus has no sample of a GPU in use")
+    times_ms = np.unique(np.concatenate([series.times_ms for column in samples.values() for series in column]))
+    values: NDArray[np.float64] = np.full((len(times_ms), len(names) * len(GPU_COLUMNS)), np.nan)
     missing = {"host_cpu_percent": _HOST_CPU}
-    for place, (key, number) in enumerate(numbers.items()):
-        for at, column in enumerate(GPU_COLUMNS):
-            why = _fill(values[:, place * len(GPU_COLUMNS) + at], times_ms, by_device.get(column, {}), key, column)
-            if why:
+    numbers = [int(name.removeprefix("gpu-")) for name in names.values()]
+    for place, (key, number) in enumerate(zip(names, numbers, strict=True)):
+        for at, column in enumerate(GPU_COLUMNS, place * len(GPU_COLUMNS)):
+            if why := _fill(values[:, at], times_ms, by_device.get(column, {}).get(key, ()), column):
                 missing[f"gpu{number}_{column}"] = why
-    _store(path, columns_of(list(numbers.values())), times_ms, values, start_s)
-    return _summary(interval_s, rows=len(times_ms), gpus=len(numbers), missing=missing)
-
-
-def _store(
-    path: Path, header: Sequence[str], times_ms: NDArray[np.int64], values: NDArray[np.float64], start_s: float
-) -> None:
     try:
         with path.open("x", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(header)
+            writer.writerow(columns(numbers))
             for time_ms, row in zip(times_ms.tolist(), values.tolist(), strict=True):
                 time_s = time_ms / MS_PER_S
                 cells = ["" if math.isnan(value) else repr(value) for value in row]
                 writer.writerow([iso(time_s), f"{time_s - start_s:.3f}", *cells, ""])
     except OSError as error:
         raise storage_error(path, error) from error
-
-
-def _summary(
-    interval_s: float, *, rows: int = 0, gpus: int = 0, absent: str = "", missing: dict[str, str] | None = None
-) -> TelemetrySummary:
-    return TelemetrySummary(
-        rows=rows,
-        interval_s=interval_s,
-        skipped=0,
-        lateness=LatenessHistogram().summary(0),
-        gpus=gpus,
-        gpu_absent=absent,
-        missing=missing or {},
-    )
+    return TelemetrySummary(rows=len(times_ms), interval_s=interval_s, gpus=len(names), missing=missing)
 
 
 def _samples(
@@ -183,31 +155,24 @@ def _samples(
         return []
 
 
-def _fill(
-    into: NDArray[np.float64],
-    times_ms: NDArray[np.int64],
-    devices: Mapping[Key, Sequence[SampledSeries]],
-    key: Key,
-    column: str,
-) -> str:
+def _fill(into: NDArray[np.float64], times_ms: NDArray[np.int64], samples: Sequence[SampledSeries], column: str) -> str:
     """Put the samples of one device into its column, in place; the reason where there is none.
 
     An exporter that tells pods apart repeats the device's value for each of them, and one that tells instances of MIG apart
     has values of theirs: the largest counts, as in the metrics.
     """
-    names = FIELDS.get(column, ((), 1.0))[0]
-    samples = devices.get(key, ())
+    names, scale = FIELDS.get(column, ((), 1.0))
     if not samples:
         return f"Prometheus has no sample of {' or '.join(names) or 'such a field'}"
     if why := mixed(_DEVICE, samples):
         return why
     if column in ACTIVITY:
-        samples = [one for one in samples if not one.labels.get(_INSTANCE)]
+        samples = [series for series in samples if not series.labels.get(_INSTANCE)]
         if not samples:
             return "the exporter tells it of each instance of MIG, and not of the GPU"
-    for one in samples:
-        places = np.searchsorted(times_ms, one.times_ms)
-        into[places] = np.fmax(into[places], one.values * FIELDS[column][1])
+    for series in samples:
+        places = np.searchsorted(times_ms, series.times_ms)
+        into[places] = np.fmax(into[places], series.values * scale)
     if column in ACTIVITY:
         known = ~np.isnan(into)
         into[known] = [six_digits(value) for value in into[known]]

@@ -43,7 +43,7 @@ report = write_report(folder)
 assert '<th scope="row" class="words">GPU fan</th><td>70' in report.read_text()
 assert ",gpu_fan,%,70.0," in (folder / "summary.csv").read_text()
 assert FIELDS["fan_percent"] == (("DCGM_FI_DEV_FAN_SPEED",), 1.0)
-assert "gpu0_fan_percent" in telemetry.columns(1)
+assert "gpu0_fan_percent" in telemetry.columns([0])
 assert gpus.read_telemetry()[0]["fan_percent"] == 70
 assert "| `gpu_fan` | percent | gauge | `gpu-N` | Speed of the fan. |" in page.page()
 assert "| `gpu_fan` | NVML, of the device: `fan_percent` |" in page.page()

@@ -30,7 +30,7 @@ def test_a_row_every_interval_with_every_column(tmp_path):
     path, source = tmp_path / "telemetry.csv", FakeGpus(2)
     summary = run(path, source)
     rows = read(path)
-    assert list(rows[0]) == columns(2)
+    assert list(rows[0]) == columns(range(2))
     assert len(rows) == summary.rows
     assert 2 <= len(rows) <= 8
     elapsed_s = [float(row["elapsed_s"]) for row in rows]
