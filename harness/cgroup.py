@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 _NO_LIMIT = 1 << 60
 """Version 1 writes a number of bytes about as large as can be where there is no limit."""
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,16 @@ class Cgroup:
         return CgroupLimits(
             cpus=_tightest(self._each("cpu", _quota_v2, _quota_v1)),
             cpuset_cpus=_first(self._each("cpuset", _cpuset, _cpuset)),
-            memory_bytes=_whole(self._each("memory", _number("memory.max"), _number("memory.limit_in_bytes"))),
-            memory_high_bytes=_whole(self._each("memory", _number("memory.high"), lambda _folder: None)),
-            pids=_whole(self._each("pids", _number("pids.max"), _number("pids.max"))),
+            memory_bytes=_tightest(
+                self._each("memory", partial(_number, "memory.max"), partial(_number, "memory.limit_in_bytes"))
+            ),
+            memory_high_bytes=_tightest(self._each("memory", partial(_number, "memory.high"), lambda _folder: None)),
+            pids=_tightest(self._each("pids", partial(_number, "pids.max"), partial(_number, "pids.max"))),
         )
 
     def counters(self) -> CgroupCounters:
         """Throttled periods of every level, and processes killed for want of memory in the groups of this process."""
-        kills = _first(self._each("memory", _event("memory.events"), _event("memory.oom_control")))
+        kills = _first(self._each("memory", partial(_kills, "memory.events"), partial(_kills, "memory.oom_control")))
         if kills is None:
             kills = _words(self._process.parent / "vmstat").get("oom_kill")  # of the whole machine
         periods = [counted for counted in self._each("cpu", _periods, _periods) if counted is not None]
@@ -97,7 +101,9 @@ class Cgroup:
 
     def memory_free_bytes(self) -> int | None:
         """What is left below the tightest limit, caches counted as free; None: there is no limit."""
-        return _whole(self._each("memory", _free_v2, _free_v1))
+        in_v2 = partial(_free, "memory.max", "memory.current", "inactive_file")
+        in_v1 = partial(_free, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        return _tightest(self._each("memory", in_v2, in_v1))
 
     def _each(self, controller: str, in_v2: Callable[[Path], T], in_v1: Callable[[Path], T]) -> list[T]:
         """What is read at every level, from the process's own group up."""
@@ -155,26 +161,21 @@ def _words(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _number(name: str) -> Callable[[Path], int | None]:
-    def read(folder: Path) -> int | None:
-        text = _text(folder / name).strip()
-        return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
-
-    return read
-
-
-def _event(name: str) -> Callable[[Path], int | None]:
-    return lambda folder: _words(folder / name).get("oom_kill")
+def _number(name: str, folder: Path) -> int | None:
+    text = _text(folder / name).strip()
+    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
 
 
 def _quota_v2(folder: Path) -> float | None:
-    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None
+    return _ratio(*_text(folder / "cpu.max").strip().partition(" ")[::2])
 
 
 def _quota_v1(folder: Path) -> float | None:
-    quota, period = _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None  # -1: none
+    return _ratio(_text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip())
+
+
+def _ratio(quota: str, period: str) -> float | None:
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None  # "max" and -1: none
 
 
 def _periods(folder: Path) -> tuple[int, int] | None:
@@ -191,26 +192,18 @@ def _cpuset(folder: Path) -> int | None:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def _free_v2(folder: Path) -> int | None:
-    return _free(folder, "memory.max", "memory.current", "inactive_file")
+def _kills(name: str, folder: Path) -> int | None:
+    return _words(folder / name).get("oom_kill")
 
 
-def _free_v1(folder: Path) -> int | None:
-    return _free(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-
-
-def _free(folder: Path, limit: str, usage: str, cache: str) -> int | None:
-    most, used = _number(limit)(folder), _number(usage)(folder)
+def _free(limit: str, usage: str, cache: str, folder: Path) -> int | None:
+    most, used = _number(limit, folder), _number(usage, folder)
     if most is None or used is None:
         return None
     return max(most - used + _words(folder / "memory.stat").get(cache, 0), 0)
 
 
-def _tightest(limits: list[float | None]) -> float | None:
-    return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _whole(limits: list[int | None]) -> int | None:
+def _tightest(limits: list[N | None]) -> N | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 

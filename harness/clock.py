@@ -17,11 +17,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds since the epoch, never going backwards."""
-        ...
 
     def wait_until(self, deadline_s: float, wake: threading.Event | None = None) -> bool:
         """Sleep until ``deadline_s`` or until ``wake`` is set; True when ``wake`` ended the sleep."""
-        ...
 
 
 class SystemClock:

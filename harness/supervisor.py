@@ -57,13 +57,10 @@ def descendants(root_pid: int) -> list[int]:
             continue  # ended while we looked
         if state != b"Z":
             children.setdefault(int(parent), []).append(int(entry))
-    found: list[int] = []
-    waiting = [root_pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    pids = [root_pid]
+    for pid in pids:  # it grows meanwhile
+        pids += children.get(pid, [])
+    return pids[1:]
 
 
 def _signal_all(pids: list[int], number: int) -> None:
@@ -77,16 +74,14 @@ def _signal_all(pids: list[int], number: int) -> None:
 def _reap(child_pid: int) -> int | None:
     """Collect whatever has ended; the exit code of the command if it is among them."""
     code = None
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return code
-        if pid == 0:
-            return code
-        if pid == child_pid:
-            number = os.waitstatus_to_exitcode(status)
-            code = number if number >= 0 else 128 - number
+    try:
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child_pid:
+                number = os.waitstatus_to_exitcode(ended[1])
+                code = number if number >= 0 else 128 - number
+    except ChildProcessError:
+        pass  # none is left
+    return code
 
 
 def _kill_tree(child_pid: int) -> None:
@@ -114,13 +109,7 @@ def _end_tree(child_pid: int, grace_s: float) -> None:
 
 
 class CappedLog:
-    """Passes on what a pipe brings, up to a limit, and keeps the end of what is more.
-
-    Args:
-        source: reading end of the pipe.
-        target: takes it.
-        most_bytes: limit, without the end.
-    """
+    """Passes on what a pipe brings, up to ``most_bytes``, and keeps the end of what is more."""
 
     def __init__(self, source: int, target: int, most_bytes: int = MOST_LOG_BYTES) -> None:
         self.source, self._target, self._left = source, target, most_bytes
@@ -163,14 +152,8 @@ def _under_lifeline(lifeline: int, command: list[str]) -> int:
     awake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     signal.set_wakeup_fd(alarm)
-    asked_to_stop = False
-
-    def forward(_signal: int, _frame: object) -> None:
-        nonlocal asked_to_stop
-        asked_to_stop = True
-
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGTERM, forward)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # its number is read from the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C reaches the harness, which drains us
     source, output = os.pipe()
     log = CappedLog(source, sys.stdout.fileno())
@@ -185,10 +168,7 @@ def _under_lifeline(lifeline: int, command: list[str]) -> int:
         if lifeline in ready:  # end of file: the harness is gone, and with it anyone who could use the data
             code = 128 + signal.SIGKILL
             break
-        if awake in ready:
-            os.read(awake, 4096)
-        if asked_to_stop:
-            asked_to_stop = False
+        if awake in ready and signal.SIGTERM in os.read(awake, 4096):
             _signal_all([child_pid], signal.SIGTERM)
         code = _reap(child_pid)
     _kill_tree(child_pid)

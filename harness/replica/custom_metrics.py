@@ -23,7 +23,7 @@ class Counter:
         self._head = head(name, "counter", text)
 
     def add(self, number: int) -> None:
-        """Count ``number`` more; call it from one thread only."""
+        """Count ``number`` more; from one thread only."""
         self.count += number
 
     def reset(self) -> None:

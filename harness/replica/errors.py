@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 
 
@@ -48,13 +49,7 @@ class OutOfMemoryError(WorkloadError):
     exit_code = ExitCode.OUT_OF_MEMORY
 
 
-_SAYS_NO_MEMORY = (
-    "out of memory",
-    "can't allocate memory",
-    "not enough memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
+_SAYS_NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")
 
 
 def translated(error: BaseException) -> BaseException:
@@ -62,7 +57,7 @@ def translated(error: BaseException) -> BaseException:
 
     By type and text, because torch says it in four ways and a workload need not have imported torch.
     """
-    says_so = isinstance(error, RuntimeError) and any(text in str(error) for text in _SAYS_NO_MEMORY)
+    says_so = isinstance(error, RuntimeError) and _SAYS_NO_MEMORY.search(str(error))
     if not (isinstance(error, MemoryError) or says_so):
         return error
     first_line = str(error).partition("\n")[0] or "the host refused an allocation"

@@ -31,16 +31,13 @@ class Drainable(Protocol):
     """What is drained; all methods but the first run in the watching thread."""
 
     def in_request(self) -> bool:
-        """Whether a request is in flight, and may be abandoned; asked in the main thread."""
-        ...
+        """Whether a request is in flight, and may be abandoned; called in the main thread."""
 
     def begin_drain(self) -> None:
         """Stop taking requests; ends the process here and now when no request was ever taken."""
-        ...
 
     def give_up(self) -> None:
         """End the process: its main thread does not come back."""
-        ...
 
 
 class SignalWatcher:
@@ -58,7 +55,7 @@ class SignalWatcher:
         self._writer.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in STOP_SIGNALS:
-            signal.signal(number, _leave_it_to_the_watcher)
+            signal.signal(number, lambda _number, _frame: None)  # left to the watcher
         signal.signal(signal.SIGALRM, self._abandon)
 
     def watch(self, replica: Drainable) -> None:
@@ -79,7 +76,3 @@ class SignalWatcher:
     def _abandon(self, _number: int, _frame: FrameType | None) -> None:
         if self._replica and self._replica.in_request():
             raise RequestAbandoned
-
-
-def _leave_it_to_the_watcher(_number: int, _frame: FrameType | None) -> None:
-    pass

@@ -1,7 +1,6 @@
 """Hostile neighbours: each wears out what those who share a GPU have in common, takes it away, or brings it down.
 
-They are workloads like the others; what is asked is what a victim beside them suffers. On a CPU they do the like to the
-host's memory, where that means anything.
+They are workloads like the others. On a CPU they do the like to the host's memory, where that means anything.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness.replica.errors import CannotBeMetError, OutOfMemoryError, SettingError, WorkloadError, translated
+from harness.replica.errors import CannotBeMetError, OutOfMemoryError, WorkloadError, translated
 from harness.replica.models import execution
 from harness.replica.settings import Settings
 from harness.replica.time_slices import CudaError, Driver
 
 MIB = 2**20
-WAIT_S = 0.05
-"""Between two requests of one that waits for its time, or for memory."""
+WAIT_S = 0.05  # between two requests of one that waits for its time, or for memory
 _COPIES, _PASSES, _KERNELS = 4, 32, 1000
-_CPU_CACHE_MIB = 32
-"""Where Linux does not tell the size of the last cache."""
+_CPU_CACHE_MIB = 32  # where Linux does not tell the size of the last cache
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 FAULT = b"""
@@ -55,7 +52,7 @@ class Hostile:
         self.name = settings.workload
         self.device = execution.prepare_device(settings)
         self._facts = execution.describe_device(self.device)
-        self._wait = torch.cuda.synchronize if self.device.type == "cuda" else _do_nothing
+        self._on_gpu = self.device.type == "cuda"
 
     def describe(self) -> dict[str, object]:
         """Return what runs where, and what one request does."""
@@ -63,20 +60,14 @@ class Hostile:
 
     def infer(self) -> int:
         """Do one request's wear; returns 1."""
-        self.wear()
-        self._wait()
+        self._wear()
+        if self._on_gpu:
+            torch.cuda.synchronize()
         return 1
 
-    def wear(self) -> None:
+    def _wear(self) -> None:
         """Do the work, or begin it on the GPU."""
         raise NotImplementedError
-
-    def bytes_of(self, settings: Settings, default_mib: int) -> int:
-        """Return the size of a buffer from option ``megabytes``, in bytes."""
-        mib = settings.option("megabytes", default_mib)
-        if mib < 1:
-            raise SettingError(f"WORKLOAD_OPTIONS: megabytes {mib} is not 1 or more.")
-        return mib * MIB
 
 
 class DramHog(Hostile):
@@ -84,12 +75,12 @@ class DramHog(Hostile):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self._from = torch.ones(self.bytes_of(settings, 256), dtype=torch.uint8, device=self.device)
+        size = settings.whole("megabytes", 256, 1) * MIB
+        self._from = torch.ones(size, dtype=torch.uint8, device=self.device)
         self._to = torch.zeros_like(self._from)
         self._facts["bytes_per_request"] = 2 * _COPIES * self._from.nbytes
 
-    def wear(self) -> None:
-        """Copy."""
+    def _wear(self) -> None:
         for _ in range(_COPIES):
             self._to.copy_(self._from)
 
@@ -103,8 +94,7 @@ class CacheHog(Hostile):
         self._facts["bytes_per_request"] = 2 * _PASSES * self._buffer.nbytes
         self._facts["cache_bytes"] = self._buffer.nbytes
 
-    def wear(self) -> None:
-        """Change every number of the buffer."""
+    def _wear(self) -> None:
         for _ in range(_PASSES):
             self._buffer.add_(1)
 
@@ -114,9 +104,9 @@ class PcieHog(Hostile):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        if self.device.type != "cuda":
+        if not self._on_gpu:
             raise CannotBeMetError("pcie-hog fills the link to a GPU, and there is none; on a CPU use dram-hog.")
-        size = self.bytes_of(settings, 64)
+        size = settings.whole("megabytes", 64, 1) * MIB
         self._ways = []
         for down in (False, True):
             host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
@@ -126,8 +116,7 @@ class PcieHog(Hostile):
         torch.cuda.synchronize()
         self._facts["bytes_per_request"] = 2 * _COPIES * size
 
-    def wear(self) -> None:
-        """Copy both ways."""
+    def _wear(self) -> None:
         for stream, target, source in self._ways:
             with torch.cuda.stream(stream):
                 for _ in range(_COPIES):
@@ -142,8 +131,7 @@ class LaunchStorm(Hostile):
         self._number = torch.zeros(1, device=self.device)
         self._facts["kernels_per_request"] = _KERNELS
 
-    def wear(self) -> None:
-        """Launch."""
+    def _wear(self) -> None:
         add = self._number.add_
         for _ in range(_KERNELS):
             add(1)
@@ -162,14 +150,13 @@ class Later(Hostile):
         """Return the pause before the next request, in seconds."""
         return WAIT_S if self.waits else 0.0
 
-    def wear(self) -> None:
-        """Strike, once it is time."""
+    def _wear(self) -> None:
         now_s = time.monotonic()
         self._due_s = now_s + self._after_s if self._due_s is None else self._due_s
         if now_s >= self._due_s:
-            self.strike()
+            self._strike()
 
-    def strike(self) -> None:
+    def _strike(self) -> None:
         """Do what was put off."""
         raise NotImplementedError
 
@@ -183,15 +170,15 @@ class MemoryHog(Later):
         super().__init__(settings, 10.0)
         self._frees = settings.choice_of("when_full", {"hold": False, "free": True}, "hold")
         self._limit = round(settings.number("limit_gb", 0.0) * 1e9)
-        if self.device.type != "cuda" and not self._limit:
+        if not self._on_gpu and not self._limit:
             raise CannotBeMetError(
                 "memory-hog would take the host's memory until Linux kills whom it likes; set its option limit_gb, or use a GPU."
             )
-        self._whole = self._part = self.bytes_of(settings, 256)
+        self._whole = self._part = settings.whole("megabytes", 256, 1) * MIB
         self._blocks: list[Tensor] = []
         self._held = self._most = self._refusals = 0
 
-    def strike(self) -> None:
+    def _strike(self) -> None:
         """Take one block more; where there is no room for it, try a smaller one."""
         try:
             self._take()
@@ -217,7 +204,7 @@ class MemoryHog(Later):
         if self._frees:
             self._blocks.clear()
             self._held, self._part = 0, self._whole
-            if self.device.type == "cuda":
+            if self._on_gpu:
                 torch.cuda.empty_cache()
 
     def outcome(self) -> dict[str, object]:
@@ -232,16 +219,15 @@ class Crash(Later):
         super().__init__(settings, 30.0)
         self._number = torch.zeros(1, device=self.device)
 
-    def strike(self) -> None:
-        """Fault, and end."""
-        said = f"crashed as asked, {self._after_s:g} s after its first request"
-        if self.device.type != "cuda":
-            raise CrashedAsAskedError(f"{said}; on a CPU a process that faults ends alone.")
+    def _strike(self) -> None:
+        message = f"crashed as asked, {self._after_s:g} s after its first request"
+        if not self._on_gpu:
+            raise CrashedAsAskedError(f"{message}; on a CPU a process that faults ends alone.")
         sys.stderr.write("replica: launches a kernel that writes to address 16, as asked\n")
         try:
             _fault()
         except CudaError as error:
-            raise CrashedAsAskedError(f"{said}: {error}.") from error
+            raise CrashedAsAskedError(f"{message}: {error}.") from error
         raise WorkloadError(
             "a kernel wrote to address 16 and nothing happened; this GPU or driver cannot be crashed so."
         )
@@ -264,10 +250,6 @@ def _cache_bytes(device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).L2_cache_size)
     sizes = [int(path.read_text().strip().rstrip("K")) * 1024 for path in _CACHES.glob("index*/size")]
     return max(sizes, default=_CPU_CACHE_MIB * MIB)
-
-
-def _do_nothing() -> None:
-    pass
 
 
 KINDS: dict[str, Callable[[Settings], Hostile]] = {

@@ -25,30 +25,19 @@ _HOST = {"cuda_runtime", "cuda_driver"}
 Span = tuple[float, float]
 
 
-def on_gpu() -> bool:
-    """Whether this process computes on a GPU by way of torch."""
-    torch = sys.modules.get("torch")
-    return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized())
-
-
 def trace(request: Callable[[], object], folder: Path) -> dict[str, Any]:
-    """Trace a few requests, which are slower for it.
+    """Trace a few requests, which are slower for it, into a file of ``folder``, to be opened in Perfetto.
 
-    Args:
-        request: serves one.
-        folder: for the trace, to be opened in Perfetto.
-
-    Returns:
-        What ``account`` makes of them, ``request_s`` (seconds per request while they were traced), ``allocated_peak_bytes`` of the
-        GPU and ``top``: name, calls and microseconds per request, mean microseconds and percent of the longest kernels (without
-        a GPU operators); or ``absent``, the reason why there are no shares.
+    Returns what ``account`` makes of them, ``request_s`` (seconds per request while they were traced), ``allocated_peak_bytes``
+    of the GPU and ``top``: name, calls and microseconds per request, mean microseconds and percent of the longest kernels
+    (without a GPU operators); or ``absent``, the reason why there are no shares.
     """
     if "torch" not in sys.modules:
         return {"absent": "the workload does not use torch, whose profiler sees kernels"}
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    gpu = on_gpu()
+    gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     allocated = torch.cuda.max_memory_allocated() if gpu else None
     wait: Callable[[], object] = torch.cuda.synchronize if gpu else lambda: None
     wait()
@@ -74,14 +63,10 @@ def trace(request: Callable[[], object], folder: Path) -> dict[str, Any]:
 def account(events: Iterable[Mapping[str, Any]], requests: int) -> dict[str, float]:
     """Divide the traced time by what the GPU did, and where it did nothing, by what the host did meanwhile.
 
-    Args:
-        events: of a Chrome trace, times in microseconds.
-        requests: how many they are of.
-
-    Returns:
-        Seconds per request: ``kernel_s`` some kernel ran; ``copy_in_s`` and ``copy_out_s`` only a copy from or to the host
-        did; ``sync_s`` the GPU had run dry because the host waited for it; ``launch_s`` the next kernel was on its way;
-        ``host_s`` the host did something else. And ``kernels`` and ``launches`` per request.
+    Takes the events of a Chrome trace, times in microseconds. Returns seconds per request: ``kernel_s`` some kernel ran;
+    ``copy_in_s`` and ``copy_out_s`` only a copy from or to the host did; ``sync_s`` the GPU had run dry because the host
+    waited for it; ``launch_s`` the next kernel was on its way; ``host_s`` the host did something else. And ``kernels`` and
+    ``launches`` per request.
     """
     spans: dict[str, list[Span]] = defaultdict(list)
     launches = 0
@@ -101,9 +86,9 @@ def account(events: Iterable[Mapping[str, Any]], requests: int) -> dict[str, flo
     busy = merged([*kernels, *incoming, *outgoing])
     window = _window(busy, spans["barrier"])
     parts = {
-        "kernel_s": length(kernels),
-        "copy_in_s": length(merged([*kernels, *incoming])) - length(kernels),
-        "copy_out_s": length(busy) - length(merged([*kernels, *incoming])),
+        "kernel_s": _length(kernels),
+        "copy_in_s": _length(merged([*kernels, *incoming])) - _length(kernels),
+        "copy_out_s": _length(busy) - _length(merged([*kernels, *incoming])),
         **_idle(busy, merged(spans["sync"]), window),
     }
     return {name: value / 1e6 / requests for name, value in parts.items()} | {
@@ -135,34 +120,31 @@ def _idle(busy: Sequence[Span], waits: Sequence[Span], window: Span) -> dict[str
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """The same times without overlaps, in order."""
-    found: list[Span] = []
+    union: list[Span] = []
     for begin, end in sorted(spans):
-        if found and begin <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if union and begin <= union[-1][1]:
+            union[-1] = (union[-1][0], max(union[-1][1], end))
         else:
-            found.append((begin, end))
-    return found
+            union.append((begin, end))
+    return union
 
 
-def length(spans: Iterable[Span]) -> float:
-    """Of all of them together."""
+def _length(spans: Iterable[Span]) -> float:
     return sum(end - begin for begin, end in spans)
 
 
 def top_kernels(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, float]]:
     """Name, calls and microseconds of everything that ran on the GPU, the longest first."""
-    calls: dict[str, int] = defaultdict(int)
-    times: dict[str, float] = defaultdict(float)
+    times_us: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.get("cat") in _DEVICE:
-            calls[event["name"]] += 1
-            times[event["name"]] += float(event["dur"])
-    return sorted(((name, calls[name], times[name]) for name in times), key=lambda row: -row[2])
+            times_us[event["name"]].append(float(event["dur"]))
+    return sorted(((name, len(times), sum(times)) for name, times in times_us.items()), key=lambda row: -row[2])
 
 
 def _top_operators(profiler: Any) -> list[tuple[str, int, float]]:
     """The same of torch's operators on the CPU, without what they call."""
-    rows = [(each.key, each.count, float(each.self_cpu_time_total)) for each in profiler.key_averages()]
+    rows = [(event.key, event.count, float(event.self_cpu_time_total)) for event in profiler.key_averages()]
     return sorted(rows, key=lambda row: -row[2])
 
 

@@ -19,12 +19,7 @@ FLUSH_INTERVAL_S = 0.5
 
 
 class LatencyLog:
-    """Appends records; a thread of its own writes them, so that the request loop never waits for a disk.
-
-    Args:
-        path: of the file.
-        fields: values of one record.
-    """
+    """Appends records of ``fields`` values; a thread of its own writes them, so that the request loop never waits for a disk."""
 
     def __init__(self, path: Path, *, fields: int = 2) -> None:
         self.path = path
@@ -57,8 +52,10 @@ class LatencyLog:
                 return
             if sys.byteorder == "big":
                 records.byteswap()
+            data = memoryview(records).cast("B")
             try:
-                _write_all(self._file, memoryview(records).cast("B"))
+                while data:
+                    data = data[os.write(self._file, data) :]
             except OSError as error:
                 self.error = error
                 raise
@@ -80,8 +77,3 @@ class LatencyLog:
                 self.flush()
             except OSError:
                 return  # kept in self.error, which the next append raises
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(file, data) :]

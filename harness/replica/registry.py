@@ -51,8 +51,7 @@ Factory = Callable[[Settings], Workload]
 
 def load(settings: Settings) -> Workload:
     """Import what ``settings.workload`` names and make the workload; imports torch only when that does."""
-    factory = find_factory(settings.workload)
-    workload = factory(settings)
+    workload = find_factory(settings.workload)(settings)
     if not callable(getattr(workload, "infer", None)):
         raise CannotBeMetError(
             f"{settings.workload} returned a {type(workload).__name__} that has no infer() method; see docs/workloads.md."

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from harness.replica import errors, kernel_trace, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
@@ -37,7 +37,8 @@ def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
     watcher = SignalWatcher()
     try:
         settings = from_environment(environment)
-        _pin(settings.cpus)
+        if settings.cpus is not None:
+            _pin(settings.cpus)
     except WorkloadError as error:
         _say(str(error))
         return error.exit_code
@@ -50,10 +51,8 @@ def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
     return ExitCode.STOPPED
 
 
-def _pin(cpus: Iterable[int] | None) -> None:
+def _pin(cpus: Iterable[int]) -> None:
     """Run on these CPUs alone, with every thread and process that comes. Raises CannotBeMetError."""
-    if cpus is None:
-        return
     try:
         os.sched_setaffinity(0, cpus)
     except OSError as error:
@@ -72,7 +71,7 @@ class Replica:
         self._frontend: OpenFrontend | None = None
         self._read: ReadSettings | None = None
         self._described: Mapping[str, object] = {}
-        self._asks_a_server = False
+        self._loads_a_server = False
         self._outcome_of_workload: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
@@ -89,9 +88,9 @@ class Replica:
         workload = registry.load(self._read or self._settings)
         self._describe(workload)
         self._outcome_of_workload = getattr(workload, "outcome", dict)
-        self._asks_a_server = hasattr(workload, "load")
-        self._metrics.publish(_asked(workload, "published", ()))
-        with _asked(workload, "serving", contextlib.nullcontext()):
+        self._loads_a_server = hasattr(workload, "load")
+        self._metrics.publish(*_call(workload, "published", ()))
+        with _call(workload, "serving", contextlib.nullcontext()):
             self._warm_up_and_serve(workload)
         self._linger()
         self._close(workload)
@@ -101,7 +100,7 @@ class Replica:
         with self._phase_change:
             self._stopping.set()
             self._told_to_stop.set()
-            if self._asks_a_server or self._settings.trace:
+            if self._loads_a_server or self._settings.trace:
                 self._watcher.drained.set()  # its requests end at their own pace; whoever started us sets the limit
             if self._status.phase == "failed":
                 return  # it ends by itself, with its own code
@@ -129,7 +128,7 @@ class Replica:
 
     def _listen(self) -> MetricsServer:
         routes: Routes = {
-            "/metrics": self._answer_metrics,
+            "/metrics": lambda: Response(200, self._metrics.render(), CONTENT_TYPE),
             "/health": self._answer_health,
             "/status": self._answer_status,
             "/latencies": self._answer_latencies,
@@ -161,7 +160,10 @@ class Replica:
         self._metrics.forget_warm_up()
         self._frontend = frontend = self._open_frontend(workload)
         self._enter("serving", **(frontend.facts() if frontend else {}))
-        limit = _timer(self._settings.run_s, self._stopping.set)
+        limit = threading.Timer(self._settings.run_s or 0.0, self._stopping.set)
+        limit.daemon = True
+        if self._settings.run_s is not None:
+            limit.start()
         try:
             if frontend is None:
                 self._serve(workload)
@@ -190,7 +192,7 @@ class Replica:
         except (RuntimeError, OSError) as error:  # also no memory for the trace: what was recorded stays
             self._status.update(trace={"absent": f"torch's profiler failed: {str(error).partition(chr(10))[0]}"})
         if "accuracy" not in self._outcome_of_workload():
-            self._status.update(**_asked(workload, "evaluate", {}))
+            self._status.update(**_call(workload, "evaluate", {}))
 
     def _outcome(self) -> dict[str, object]:
         """What came of it so far; what the replica counted itself has the last word."""
@@ -201,8 +203,8 @@ class Replica:
         """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
         load: Callable[[RequestMetrics, LatencyLog | None], Frontend] | None = getattr(workload, "load", None)
         if load is not None:
-            asked = load(self._metrics, self._log)
-            return OpenFrontend(asked, name="load", service_log=None, report=self._report)
+            frontend = load(self._metrics, self._log)
+            return OpenFrontend(frontend, name="load", service_log=None, report=self._report)
         if self._settings.scenario is None:
             return None
         return of_scenario(
@@ -232,13 +234,8 @@ class Replica:
         """Whether a request is in flight."""
         return self._metrics.in_flight > 0
 
-    def _has_proved_itself(self) -> bool:
-        """Whether it is ready before its first counted request: that comes from outside, or is sent at its own time."""
-        scenario = self._settings.scenario
-        return self._asks_a_server or (scenario is not None and scenario.kind == "http")
-
     def _describe(self, workload: Workload) -> None:
-        self._described = _asked(workload, "describe", {})
+        self._described = _call(workload, "describe", {})
         self._status.update(**self._described)
         labels = ("workload", "precision", "execution", "batch_size", "device")
         self._metrics.set_info({label: self._status.fact(label) for label in labels})
@@ -262,20 +259,17 @@ class Replica:
                 stopping.wait(pause_s())
 
     def _close(self, workload: Workload) -> None:
-        _asked(workload, "close", None)
+        _call(workload, "close", None)
         self._status.update(phase="stopped", **self._outcome_of_workload())
         self._watcher.drained.set()
         _say(f"stopped after {self._metrics.requests} requests")
 
-    def _answer_metrics(self) -> Response:
-        return Response(200, self._metrics.render(), CONTENT_TYPE)
-
     def _answer_health(self) -> Response:
-        phase, requests = self._status.phase, self._metrics.requests
-        served = requests > 0 or self._has_proved_itself()
-        ready = phase == "serving" and served
+        """Ready after the first counted request, or at once where requests come from outside or at times of their own."""
+        phase, requests, scenario = self._status.phase, self._metrics.requests, self._settings.scenario
+        proved = requests > 0 or self._loads_a_server or (scenario is not None and scenario.kind == "http")
         body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
-        return Response(200 if ready else 503, body, "application/json")
+        return Response(200 if phase == "serving" and proved else 503, body, "application/json")
 
     def _answer_status(self) -> Response:
         return Response(200, self._status.render(**self._outcome()), "application/json")
@@ -313,19 +307,9 @@ def _log_of(log: LatencyLog | None, absent: bytes) -> Response:
     return Response(200, b"", "application/octet-stream", log.path)
 
 
-def _timer(duration_s: float | None, action: Callable[[], None]) -> threading.Timer:
-    """Return a timer, running unless there is no time to run."""
-    timer = threading.Timer(duration_s or 0.0, action)
-    timer.daemon = True
-    if duration_s is not None:
-        timer.start()
-    return timer
-
-
-def _asked(workload: Workload, method: str, otherwise: T) -> T:
+def _call(workload: Workload, method: str, otherwise: T) -> T:
     """Return what an optional method of the workload returns."""
-    ask: Callable[[], T] | None = getattr(workload, method, None)
-    return ask() if ask else otherwise
+    return cast("T", getattr(workload, method, lambda: otherwise)())
 
 
 def _pause(settings: Settings, workload: Workload) -> Callable[[], float] | None:

@@ -14,32 +14,19 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 _MAX_LINE_BYTES = 8192
 _MAX_HEADERS = 100
 _MAX_CONNECTIONS = 128
 """Each has a thread; more than a Prometheus or two and a harness ever open."""
-_REASONS = {
-    200: "OK",
-    206: "Partial Content",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    416: "Range Not Satisfiable",
-    503: "Service Unavailable",
-}
 _OPEN_RANGE = re.compile(rb"bytes=(\d{1,18})-")
-_CLIENT_WENT_AWAY = (ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer.
-
-    Attributes:
-        file: sent after an empty body, from the byte that the request's range begins with; never held in memory.
-    """
+    """One answer; ``file`` is sent in place of the body, from the byte that the request's range begins with."""
 
     status: int
     body: bytes
@@ -92,8 +79,8 @@ class MetricsServer(socketserver.ThreadingTCPServer):
             self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing when a client hung up; that is its right."""
-        if not isinstance(sys.exception(), _CLIENT_WENT_AWAY):
+        """Say nothing when a client hung up."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
 
@@ -105,29 +92,23 @@ class _Handler(socketserver.StreamRequestHandler):
     server: MetricsServer
 
     def handle(self) -> None:
-        while self._serve_one():
-            pass
-
-    def _serve_one(self) -> bool:
-        """Answer one request; True when another may follow."""
-        line = self.rfile.readline(_MAX_LINE_BYTES)
-        if not line.strip():
-            return False
-        words = line.decode("latin-1").split()
-        headers = self._headers()
-        if len(words) != 3 or headers is None:
-            self._send(Response(400, b"bad request\n"), keep=False)
-            return False
-        method, target, version = words
-        keep = version == "HTTP/1.1" and b"close" not in headers.get(b"connection", b"").lower()
-        # A body is never read, so the connection cannot be used again after one.
-        keep = keep and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
-        response = self._answer(method, target)
-        if response.file is None:
-            self._send(response, keep=keep, head=method == "HEAD")
-        else:
-            self._send_file(response, response.file, headers.get(b"range", b""), keep=keep, head=method == "HEAD")
-        return keep
+        while (line := self.rfile.readline(_MAX_LINE_BYTES)).strip():
+            words = line.decode("latin-1").split()
+            headers = self._headers()
+            if len(words) != 3 or headers is None:
+                self._send(Response(400, b"bad request\n"), keep=False)
+                return
+            method, target, version = words
+            keep = version == "HTTP/1.1" and b"close" not in headers.get(b"connection", b"").lower()
+            # A body is never read, so the connection cannot be used again after one.
+            keep = keep and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+            response = self._answer(method, target)
+            if response.file is None:
+                self._send(response, keep=keep, head=method == "HEAD")
+            else:
+                self._send_file(response, response.file, headers.get(b"range", b""), keep=keep, head=method == "HEAD")
+            if not keep:
+                return
 
     def _headers(self) -> dict[bytes, bytes] | None:
         headers: dict[bytes, bytes] = {}
@@ -167,7 +148,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 def _header(status: int, content_type: str, length: int, *, keep: bool, more: str = "") -> bytes:
     return (
-        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n"
         f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n{more}"
         f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
     ).encode()

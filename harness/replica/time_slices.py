@@ -107,9 +107,9 @@ def watch(folder: Path, seconds: float) -> None:
     while not (folder.parent / GO).exists():
         time.sleep(POLL_S)
     launch(int(seconds * 1e9))
-    found = ctypes.create_string_buffer(size)
-    driver("cuMemcpyDtoH_v2", found, memory, ctypes.c_size_t(size))
-    pairs = [pair for pair in struct.iter_unpack("<QQ", found.raw) if pair[0]]
+    slices = ctypes.create_string_buffer(size)
+    driver("cuMemcpyDtoH_v2", slices, memory, ctypes.c_size_t(size))
+    pairs = [pair for pair in struct.iter_unpack("<QQ", slices.raw) if pair[0]]
     part = folder / f"{SLICES}.part"
     part.write_bytes(b"".join(struct.pack("<QQ", *pair) for pair in pairs))
     part.rename(folder / SLICES)

@@ -106,7 +106,7 @@ def of_scenario(
     pass_s = _fastest_pass_s(serve, settings.batch_size)
     _refuse_hopeless(settings.scenario, _fastest_pass_s(serve, 1) if settings.batch_size > 1 else pass_s)
     services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
-    metrics.publish_more(services)
+    metrics.publish(services)
     folder = settings.replica_dir
     service_log = LatencyLog(folder / SERVICE_LOG_NAME) if folder else None
     ledger = Ledger(metrics, services, latency_log, service_log)

@@ -104,7 +104,7 @@ def test_the_recorder_finds_all_that_the_catalogue_is_made_of():
     metrics = RequestMetrics()
     own = [Counter(name, "x") for name in sorted(PUBLISHED_COUNTERS) if name != "inference_inputs_total"]
     own += [Histogram(name, "x") for name in sorted(PUBLISHED_HISTOGRAMS)]
-    metrics.publish(own)
+    metrics.publish(*own)
     own[-1].observe(2_000_000)
     sample = ReplicaParser().parse(metrics.render().decode())
     assert set(sample.families) == PUBLISHED_COUNTERS | PUBLISHED_HISTOGRAMS

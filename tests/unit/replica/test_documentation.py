@@ -47,7 +47,7 @@ def test_every_metric_is_documented_with_its_kind():
     documented = {name: cells[0] for name, cells in rows("What a replica publishes").items() if name != "Metric"}
     metrics = RequestMetrics()
     own = {name: loaded(name).published() for name in ("notebook",)}
-    metrics.publish([family for families in own.values() for family in families])
+    metrics.publish(*(family for families in own.values() for family in families))
     published = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
         for family in text_string_to_metric_families(metrics.render().decode())

@@ -215,7 +215,7 @@ def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
     families, metrics = Families(streams=True), RequestMetrics()
     log = LatencyLog(tmp_path / "latencies.bin")
     ledger = Ledger(families, metrics, log, tmp_path)
-    metrics.publish(families.published)
+    metrics.publish(*families.published)
     begin_ns = time.perf_counter_ns()
     token_ns = [begin_ns + 30, begin_ns + 35, begin_ns + 55]
     ledger.book(Outcome(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3))
