@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -41,12 +42,19 @@ FAULT = b"""
 """PTX of a kernel that writes where there is no memory."""
 
 
+Wearing = tuple[Callable[[], None], dict[str, object]]
+"""One request's work, and what it is."""
+
+
 class CrashedAsAskedError(WorkloadError):
     """What ``crash`` is for."""
 
 
 class Hostile:
     """Requests after requests, each one the same wear."""
+
+    _wear: Callable[[], None]
+    """Does a request's work, or begins it on the GPU."""
 
     def __init__(self, settings: Settings) -> None:
         self.name = settings.workload
@@ -65,76 +73,70 @@ class Hostile:
             torch.cuda.synchronize()
         return 1
 
-    def _wear(self) -> None:
-        """Do the work, or begin it on the GPU."""
-        raise NotImplementedError
+
+class Wear(Hostile):
+    """Hostile from the first request on; ``begin`` returns what does a request's work, or begins it, and facts about that."""
+
+    def __init__(self, settings: Settings, begin: Callable[[Settings, torch.device], Wearing]) -> None:
+        super().__init__(settings)
+        self._wear, facts = begin(settings, self.device)
+        self._facts |= facts
 
 
-class DramHog(Hostile):
+def _dram_hog(settings: Settings, device: torch.device) -> Wearing:
     """Bandwidth of the device's memory: copies between buffers that no cache holds."""
+    source = torch.ones(settings.whole("megabytes", 256, 1) * MIB, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        size = settings.whole("megabytes", 256, 1) * MIB
-        self._from = torch.ones(size, dtype=torch.uint8, device=self.device)
-        self._to = torch.zeros_like(self._from)
-        self._facts["bytes_per_request"] = 2 * _COPIES * self._from.nbytes
-
-    def _wear(self) -> None:
+    def copy() -> None:
         for _ in range(_COPIES):
-            self._to.copy_(self._from)
+            target.copy_(source)
+
+    return copy, {"bytes_per_request": 2 * _COPIES * source.nbytes}
 
 
-class CacheHog(Hostile):
+def _cache_hog(_settings: Settings, device: torch.device) -> Wearing:
     """The cache that all share: a buffer of its size, changed again and again, leaves nobody else's data in it."""
+    buffer = torch.zeros(_cache_bytes(device) // 4, device=device)
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._buffer = torch.zeros(_cache_bytes(self.device) // 4, device=self.device)
-        self._facts["bytes_per_request"] = 2 * _PASSES * self._buffer.nbytes
-        self._facts["cache_bytes"] = self._buffer.nbytes
-
-    def _wear(self) -> None:
+    def change() -> None:
         for _ in range(_PASSES):
-            self._buffer.add_(1)
+            buffer.add_(1)
+
+    return change, {"bytes_per_request": 2 * _PASSES * buffer.nbytes, "cache_bytes": buffer.nbytes}
 
 
-class PcieHog(Hostile):
+def _pcie_hog(settings: Settings, device: torch.device) -> Wearing:
     """The link between host and GPU, both ways at once, from and to page-locked memory."""
+    if device.type != "cuda":
+        raise CannotBeMetError("pcie-hog fills the link to a GPU, and there is none; on a CPU use dram-hog.")
+    size = settings.whole("megabytes", 64, 1) * MIB
+    ways = []
+    for down in (False, True):
+        host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
+        on_device = torch.ones(size, dtype=torch.uint8, device=device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        ways.append((stream, host, on_device) if down else (stream, on_device, host))
+    torch.cuda.synchronize()
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        if not self._on_gpu:
-            raise CannotBeMetError("pcie-hog fills the link to a GPU, and there is none; on a CPU use dram-hog.")
-        size = settings.whole("megabytes", 64, 1) * MIB
-        self._ways = []
-        for down in (False, True):
-            host = torch.ones(size, dtype=torch.uint8, pin_memory=True)
-            on_device = torch.ones(size, dtype=torch.uint8, device=self.device)
-            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-            self._ways.append((stream, host, on_device) if down else (stream, on_device, host))
-        torch.cuda.synchronize()
-        self._facts["bytes_per_request"] = 2 * _COPIES * size
-
-    def _wear(self) -> None:
-        for stream, target, source in self._ways:
+    def copy() -> None:
+        for stream, target, source in ways:
             with torch.cuda.stream(stream):
                 for _ in range(_COPIES):
                     target.copy_(source, non_blocking=True)
 
+    return copy, {"bytes_per_request": 2 * _COPIES * size}
 
-class LaunchStorm(Hostile):
+
+def _launch_storm(_settings: Settings, device: torch.device) -> Wearing:
     """Launches: kernels of one number each, as fast as the host can ask for them."""
+    add = torch.zeros(1, device=device).add_
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._number = torch.zeros(1, device=self.device)
-        self._facts["kernels_per_request"] = _KERNELS
-
-    def _wear(self) -> None:
-        add = self._number.add_
+    def launch() -> None:
         for _ in range(_KERNELS):
             add(1)
+
+    return launch, {"kernels_per_request": _KERNELS}
 
 
 class Later(Hostile):
@@ -144,13 +146,14 @@ class Later(Hostile):
         super().__init__(settings)
         self._after_s = settings.number("after_s", after_s)
         self._due_s: float | None = None
+        self._wear = self._strike_when_due
         self.waits = True
 
     def think_s(self) -> float:
         """Return the pause before the next request, in seconds."""
         return WAIT_S if self.waits else 0.0
 
-    def _wear(self) -> None:
+    def _strike_when_due(self) -> None:
         now_s = time.monotonic()
         self._due_s = now_s + self._after_s if self._due_s is None else self._due_s
         if now_s >= self._due_s:
@@ -253,10 +256,10 @@ def _cache_bytes(device: torch.device) -> int:
 
 
 KINDS: dict[str, Callable[[Settings], Hostile]] = {
-    "dram-hog": DramHog,
-    "l2-hog": CacheHog,
-    "pcie-hog": PcieHog,
-    "launch-storm": LaunchStorm,
+    "dram-hog": partial(Wear, begin=_dram_hog),
+    "l2-hog": partial(Wear, begin=_cache_hog),
+    "pcie-hog": partial(Wear, begin=_pcie_hog),
+    "launch-storm": partial(Wear, begin=_launch_storm),
     "memory-hog": MemoryHog,
     "crash": Crash,
 }

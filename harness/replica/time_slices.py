@@ -115,14 +115,8 @@ def watch(folder: Path, seconds: float) -> None:
     part.rename(folder / SLICES)
 
 
-def main() -> None:
-    """Watch in the folder that the command line names."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, required=True)
-    arguments = parser.parse_args()
-    watch(arguments.folder, arguments.seconds)
-
-
-if __name__ == "__main__":
-    main()
+    watch(**vars(parser.parse_args()))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import io
 import itertools
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -175,69 +175,54 @@ class _Slot:
         return results
 
 
-class Feed:
-    """Brings ``batches``, all of one shape, to the device in turn, ahead of whoever computes on them."""
-
-    def __init__(self, batches: Sequence[Tensor] | Sequence[Jpegs], device: torch.device) -> None:
-        self._in_turn: Iterator[Tensor | Jpegs] = itertools.cycle(batches)
-        self._device = device
-        self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[_Slot | BaseException] = queue.SimpleQueue()
-        for _ in range(SLOTS):
-            self._free.put(_Slot(batches[0], device))
-        self._thread = threading.Thread(target=self._fill_all, name="image-feed", daemon=True)
-        self._thread.start()
-
-    def through(self, step: Step, _inputs: int) -> Tensor:
-        """Return what ``step`` makes of the next batch. Raises what the feeding thread raised."""
-        slot = self._ready.get()
-        if isinstance(slot, BaseException):
-            raise slot
-        results = slot.through(step)
-        self._free.put(slot)
-        return results
-
-    def close(self) -> None:
-        """End the thread."""
-        self._free.put(None)
-        self._thread.join()
-
-    def _fill_all(self) -> None:
-        try:
-            stream = _copying_stream(self._device)
-            for batch in self._in_turn:
-                slot = self._free.get()
-                if slot is None:
-                    return
-                slot.fill(batch, stream)
-                self._ready.put(slot)
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the batch
-            self._ready.put(error)
-
-
 class OnDemand:
     """Brings a batch to the device when it is asked for, while the model may still compute on the one before."""
 
+    slots = 2
+
     def __init__(self, batches: Sequence[Tensor] | Sequence[Jpegs], device: torch.device) -> None:
         self._in_turn: Iterator[Tensor | Jpegs] = itertools.cycle(batches)
-        self._slots = itertools.cycle([_Slot(batches[0], device) for _ in range(2)])
-        self._stream = _copying_stream(device)
+        self._slots = deque(_Slot(batches[0], device) for _ in range(self.slots))
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def through(self, step: Step, inputs: int) -> Tensor:
         """Return what ``step`` makes of a batch whose first ``inputs`` are new."""
-        slot = next(self._slots)
+        slot = self._slots[0]
+        self._slots.rotate(-1)
         slot.fill(next(self._in_turn)[:inputs], self._stream)
         return slot.through(step)
 
 
-def _copying_stream(device: torch.device) -> torch.cuda.Stream | None:
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+class Feed(OnDemand):
+    """Brings batches to the device ahead of whoever computes on them, by a thread."""
+
+    slots = SLOTS
+
+    def __init__(self, batches: Sequence[Tensor] | Sequence[Jpegs], device: torch.device) -> None:
+        super().__init__(batches, device)
+        self._thread = ThreadPoolExecutor(1, "image-feed")
+        self._filled = deque(self._thread.submit(self._fill, slot) for slot in self._slots)
+
+    def through(self, step: Step, _inputs: int) -> Tensor:
+        """Return what ``step`` makes of the next batch. Raises what the feeding thread raised."""
+        slot = self._filled.popleft().result()
+        results = slot.through(step)
+        self._filled.append(self._thread.submit(self._fill, slot))
+        return results
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _fill(self, slot: _Slot) -> _Slot:
+        slot.fill(next(self._in_turn), self._stream)
+        return slot
 
 
 class AwaitedClasses:
     """Classes of batches, which are awaited while the next one is computed; ``source`` is closed with this."""
 
-    def __init__(self, source: Feed | OnDemand | Resident, batch_size: int, device: torch.device) -> None:
+    def __init__(self, source: Resident | OnDemand, batch_size: int, device: torch.device) -> None:
         self._source = source
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         on_gpu = self._stream is not None

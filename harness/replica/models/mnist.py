@@ -9,9 +9,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,8 +138,7 @@ def _from_files(images: Path, labels: Path, shape: tuple[int, int, int]) -> tupl
     pixels = pixels.unsqueeze(1) if pixels.dim() == 3 else pixels
     if tuple(pixels.shape[1:]) != shape:
         raise CannotBeMetError(
-            f"images: {images} holds an array of {tuple(pixels.shape)}; {('N', *shape)} or, of one channel, {('N', *shape[1:])} "
-            f"is needed for image_shape."
+            f"images: {images} holds an array of {tuple(pixels.shape)}; {('N', *shape)} is needed for image_shape."
         )
     if classes.dim() != 1 or len(classes) != len(pixels) or not len(classes):
         raise CannotBeMetError(
@@ -271,33 +270,19 @@ class Prefetch(Iterator[LabelledBatch]):
     """The same batches in the same order, prepared ahead by a thread, at most ``depth`` of them; ``batches`` have no end."""
 
     def __init__(self, batches: Iterator[LabelledBatch], depth: int) -> None:
-        self._ready: queue.Queue[LabelledBatch | Exception] = queue.Queue(depth)
-        self._closed = False
-        self._thread = threading.Thread(target=self._fill, args=(batches,), name="prefetch", daemon=True)
-        self._thread.start()
+        self._batches = batches
+        self._thread = ThreadPoolExecutor(1, "prefetch")
+        self._ready = deque(self._thread.submit(next, batches) for _ in range(depth))
 
     def __next__(self) -> LabelledBatch:
         """Return the next batch. Raises what preparing it raised."""
-        batch = self._ready.get()
-        if isinstance(batch, Exception):
-            raise batch
-        return batch
+        batch = self._ready.popleft()
+        self._ready.append(self._thread.submit(next, self._batches))
+        return batch.result()
 
     def close(self) -> None:
         """End the thread; no batch can be had afterwards."""
-        self._closed = True
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.01)
-            except queue.Empty:
-                continue
-
-    def _fill(self, batches: Iterator[LabelledBatch]) -> None:
-        try:
-            while not self._closed:
-                self._ready.put(next(batches))
-        except Exception as error:  # noqa: BLE001 - whoever takes the next batch raises it
-            self._ready.put(error)
+        self._thread.shutdown(cancel_futures=True)
 
 
 def make(settings: Settings) -> SmallImages:

@@ -184,11 +184,8 @@ class ResNet50(execution.Classifier):
             sizes = [len(file) for batch in brought for file in batch.files]
             facts["jpeg_mean_bytes"] = round(sum(sizes) / len(sizes))
         if kind in _FED or self._ahead:
-            source: image_input.Resident | image_input.Feed | image_input.OnDemand
-            if kind == DEVICE:
-                source = image_input.Resident(pool)
-            else:
-                source = (image_input.Feed if ahead else image_input.OnDemand)(brought, device)
+            feed = image_input.Feed if ahead else image_input.OnDemand
+            source = image_input.Resident(pool) if kind == DEVICE else feed(brought, device)
             self._answers = image_input.AwaitedClasses(source, settings.batch_size, device)
 
     def infer(self) -> int:

@@ -1,5 +1,7 @@
 """Hostile neighbours on a CPU: what they do to the host's memory, when they begin, and what is refused."""
 
+import inspect
+
 import pytest
 
 from harness.replica import hostile, registry
@@ -40,13 +42,14 @@ def test_each_wears_and_says_how_much(name, options, fact, amount):
 
 @pytest.mark.usefixtures("small_cache")
 def test_copies_and_passes_are_really_made():
-    copies, passes, storm = made("dram-hog", megabytes=1), made("l2-hog"), made("launch-storm")
-    for workload in (copies, passes, storm):
+    workloads = [made("dram-hog", megabytes=1), made("l2-hog"), made("launch-storm")]
+    for workload in workloads:
         workload.infer()
 
-    assert copies._to.eq(1).all()
-    assert passes._buffer.eq(32).all()
-    assert storm._number.item() == 1000
+    copies, passes, storm = (inspect.getclosurevars(workload._wear).nonlocals for workload in workloads)
+    assert copies["target"].eq(1).all()
+    assert passes["buffer"].eq(32).all()
+    assert storm["add"].__self__.item() == 1000
 
 
 def test_memory_is_taken_to_the_limit_then_held_and_asked_for_again():

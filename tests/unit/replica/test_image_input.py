@@ -7,7 +7,7 @@ import torch
 
 from harness.replica.errors import SettingError
 from harness.replica.models import resnet50
-from harness.replica.models.image_input import DEVIATION, MEAN, SLOTS, Feed, FromBytes, OnDemand
+from harness.replica.models.image_input import DEVIATION, MEAN, Feed, FromBytes, OnDemand
 from harness.replica.models.layers import FoldedConvolution
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
@@ -72,16 +72,7 @@ def test_a_feed_brings_every_batch_in_turn_and_never_overwrites_one_in_use():
     feed.close()
 
     assert seen == [[value] for value in itertools.islice(itertools.cycle([1, 2, 3, 4, 5]), 12)]
-    assert not feed._thread.is_alive()
-
-
-def test_a_feed_is_ahead_by_its_buffers_and_no_more():
-    feed = Feed([torch.zeros(1, 2, 2, 3, dtype=torch.uint8)], CPU)
-    for _ in range(3):
-        feed.through(lambda batch: batch, 1)
-    feed.close()
-
-    assert feed._ready.qsize() <= SLOTS
+    assert not any(thread.is_alive() for thread in feed._thread._threads)
 
 
 def test_what_fails_while_feeding_is_raised_where_the_batch_is_awaited():
