@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from harness.replica.errors import CannotBeMetError
-from harness.replica.settings import Settings
+from harness.replica.settings import Settings, closest
 from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS
 
 _TRAINING = {
@@ -59,28 +58,26 @@ def load(settings: Settings) -> Workload:
     return workload
 
 
-def find_factory(target: str, asked_by: str = "WORKLOAD") -> Factory:
+def find_factory(target: str, setting: str = "WORKLOAD") -> Factory:
     """Return the factory that ``target`` names. Raises CannotBeMetError with what was looked for, and by which setting."""
     known = BUILTIN | HOSTILE
-    module_name, colon, attribute = known.get(target, target).partition(":")
-    if not colon or not module_name or not attribute:
-        close = difflib.get_close_matches(target, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(known)}"
+    module_name, _, attribute = known.get(target, target).partition(":")
+    if not module_name or not attribute:
+        hint = closest(target, known) or f"built in are {', '.join(known)}."
         raise CannotBeMetError(
-            f"{asked_by}: {target!r} is no built-in workload and not of the form module:factory; {hint}."
+            f"{setting}: {target!r} is no built-in workload and not of the form module:factory; {hint}"
         )
-    module = _import(module_name, asked_by)
+    module = _import(module_name, setting)
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        close = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"; did you mean {close[0]}?" if close else "."
+        hint = closest(attribute, dir(module)) or "name a function that makes a workload of its settings."
         raise CannotBeMetError(
-            f"{asked_by}: module {module_name} ({module.__file__}) has no callable {attribute!r}{hint}"
+            f"{setting}: module {module_name} ({module.__file__}) has no callable {attribute!r}; {hint}"
         )
     return cast("Factory", factory)
 
 
-def _import(name: str, asked_by: str) -> ModuleType:
+def _import(name: str, setting: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -88,6 +85,6 @@ def _import(name: str, asked_by: str) -> ModuleType:
         if name != missing and not name.startswith(f"{missing}."):
             raise  # the module was found; something that it imports was not
         raise CannotBeMetError(
-            f"{asked_by}: there is no module {missing!r} to import, looked for from {Path.cwd()} and in PYTHONPATH; "
+            f"{setting}: there is no module {missing!r} to import, looked for from {Path.cwd()} and in PYTHONPATH; "
             f"start in the folder that holds it."
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,9 +89,8 @@ class Settings:
         """Raise SettingError when an option is none of ``names``."""
         for given in self.options:
             if given not in names:
-                raise SettingError(
-                    f"WORKLOAD_OPTIONS: workload {self.workload} has no option {given!r}{_hint(given, names)}"
-                )
+                hint = closest(given, names) or f"it takes {', '.join(names) or 'none'}."
+                raise SettingError(f"WORKLOAD_OPTIONS: workload {self.workload} has no option {given!r}; {hint}")
 
 
 _OF_THE_WORKLOAD = (
@@ -116,9 +115,7 @@ class ReadSettings(Settings):
         options = _ReadOptions(settings.options)
         for name, value in (("_given", settings), ("_read", set()), ("_options", options)):
             object.__setattr__(self, name, value)
-        super().__init__(
-            **{each.name: getattr(settings, each.name) for each in fields(settings)} | {"options": options}
-        )
+        super().__init__(**{own.name: getattr(settings, own.name) for own in fields(settings)} | {"options": options})
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("_"):
@@ -138,36 +135,36 @@ class ReadSettings(Settings):
             if (value := getattr(given, name)) != getattr(_DEFAULT, name)
             and (described[name] != value if name in described else name not in read)
         ]
-        ignored += [f"options.{name}" for name in given.options if name not in self._options.asked]
+        ignored += [f"options.{name}" for name in given.options if name not in self._options.read]
         unknown = [name for name in _FACTS if name not in read and name not in described]
         return {**dict.fromkeys(unknown), "ignored_settings": ignored}
 
 
 class _ReadOptions(dict[str, OptionValue]):
-    """Options that know which of them were asked for; whoever goes through all of them has seen all."""
+    """Options that know which of them were read; whoever goes through all of them has read all."""
 
     def __init__(self, options: Mapping[str, OptionValue]) -> None:
         super().__init__(options)
-        self.asked: set[str] = set()
+        self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> OptionValue:
-        self.asked.add(name)
+        self.read.add(name)
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        self.asked.add(name)
+        self.read.add(name)
         return super().get(name, default)
 
     def __contains__(self, name: object) -> bool:
-        self.asked.add(str(name))
+        self.read.add(str(name))
         return super().__contains__(name)
 
     def __iter__(self) -> Iterator[str]:
-        self.asked.update(self.keys())
+        self.read.update(self.keys())
         return super().__iter__()
 
     def items(self) -> Any:
-        self.asked.update(self.keys())
+        self.read.update(self.keys())
         return super().items()
 
 
@@ -189,6 +186,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     )
 
 
-def _hint(given: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(given, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; it takes {', '.join(known) or 'none'}."
+def closest(given: str, known: Iterable[str]) -> str:
+    """A question about the name that was meant; empty where none is like it."""
+    close = difflib.get_close_matches(given, list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""

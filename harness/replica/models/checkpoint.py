@@ -92,11 +92,9 @@ def _read_config(source: Path | None) -> Mapping[str, Any]:
 
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a state dict from a folder, a ``.safetensors`` file or a file of ``torch.save``; no code in it is run."""
-    file = path
-    if path.is_dir():
-        file = next((path / name for name in _FOLDER_FILES if (path / name).is_file()), path)
-        if file == path:
-            raise CannotBeMetError(f"CHECKPOINT: folder {path} holds none of {', '.join(_FOLDER_FILES)}.")
+    file = next((path / name for name in _FOLDER_FILES if (path / name).is_file()), path)
+    if file.is_dir():
+        raise CannotBeMetError(f"CHECKPOINT: folder {path} holds none of {', '.join(_FOLDER_FILES)}.")
     if not file.is_file():
         raise CannotBeMetError(f"CHECKPOINT: there is no file or folder {path}.")
     try:

@@ -172,12 +172,6 @@ class Decoder(nn.Module):
         out: Tensor = self.layer_norm(x)
         return out
 
-    def listen(self, states: Tensor, memory: Memory) -> None:
-        """Write the clip's keys and values, made of ``states`` [B, 1500, width], into ``memory``."""
-        for layer, clip in zip(cast("list[DecoderLayer]", self.layers), memory.clip, strict=True):
-            for kept, new in zip(clip, layer.encoder_attn.keys_values(states), strict=True):
-                kept.copy_(new)
-
 
 class EncoderDecoder(nn.Module):
     """Both halves, under the name that checkpoints give them."""
@@ -199,7 +193,9 @@ class Whisper(nn.Module):
     def listen(self, mel: Tensor, memory: Memory) -> Tensor:
         """[B, bands, 3000] -> [B, 1500, width]; writes the clip's keys and values into ``memory``."""
         states: Tensor = self.model.encoder(mel)
-        self.model.decoder.listen(states, memory)
+        for layer, clip in zip(cast("list[DecoderLayer]", self.model.decoder.layers), memory.clip, strict=True):
+            for kept, new in zip(clip, layer.encoder_attn.keys_values(states), strict=True):
+                kept.copy_(new)
         return states
 
     def next_token(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Tensor:
@@ -299,19 +295,14 @@ class LogMel:
 def mel_filters(bands: int) -> Tensor:
     """Return triangular filters of equal area, [bands, 201] over 0 to 8 kHz, float32."""
     bins_hz = torch.linspace(0, SAMPLE_RATE_HZ / 2, WINDOW_SAMPLES // 2 + 1, dtype=torch.float64)
-    edges_mel = torch.linspace(0.0, _mel(SAMPLE_RATE_HZ / 2), bands + 2, dtype=torch.float64)
+    last_mel = _LOG_FROM_MEL + math.log(SAMPLE_RATE_HZ / 2 / _LOG_FROM_HZ) / _LOG_STEP
+    edges_mel = torch.linspace(0.0, last_mel, bands + 2, dtype=torch.float64)
     edges_hz = torch.tensor([_hz(mel) for mel in edges_mel.tolist()], dtype=torch.float64)
     low, centre, high = edges_hz[:-2, None], edges_hz[1:-1, None], edges_hz[2:, None]
     rising = (bins_hz - low) / (centre - low)
     falling = (high - bins_hz) / (high - centre)
     triangles = rising.minimum(falling).clamp_min(0.0)
     return (triangles * 2.0 / (high - low)).float()
-
-
-def _mel(frequency_hz: float) -> float:
-    if frequency_hz < _LOG_FROM_HZ:
-        return frequency_hz / _LINEAR_HZ_PER_MEL
-    return _LOG_FROM_MEL + math.log(frequency_hz / _LOG_FROM_HZ) / _LOG_STEP
 
 
 def _hz(mel: float) -> float:
