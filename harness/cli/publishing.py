@@ -1,7 +1,8 @@
 """Commands about results that others read: publish, reproduce, scenarios."""
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -147,6 +148,8 @@ def reproduce(
         measures = wanted(analysis, measure, within=within / 100)  # before hours of running
         if not against:
             output.note(_what_it_takes(source, most, within))
+            for line in _foreign_code(source.spec):
+                output.note(line)
         planner = ReproductionPlanner(source, analysis, measures, within / 100, most)
         folders, ran = list(against or []), []
         if against:
@@ -179,6 +182,19 @@ def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
         f"{begins}. Where these cannot tell whether a cell agrees within {within:g} %, because its repeats spread too widely, "
         f"more follow: at most {_runs(further)}. --max-repeats {spec.most_repeats} runs none of those"
     )
+
+
+def _foreign_code(spec: "CampaignSpec") -> Iterator[str]:
+    """What the campaign's author has this machine run: commands of servers, modules and layers."""
+    neighbours = [neighbour.workload for condition in spec.conditions for neighbour in condition.neighbours]
+    for workload in (*spec.workloads, *neighbours):
+        if workload.server is not None and workload.server.of_this_machine:
+            yield f"runs the command of {workload.name}: {shlex.join(workload.server.command)}"
+        elif workload.factory is not None:
+            yield f"imports the workload {workload.name}: {workload.factory}"
+    for condition in spec.conditions:
+        if condition.layer is not None:
+            yield f"replicas under {condition.name}: {condition.layer.in_words}"
 
 
 def _runs(spec: "CampaignSpec") -> str:

@@ -134,7 +134,7 @@ def test_a_driver_without_performance_monitoring_leaves_sm_activity_out(tmp_path
     assert "gpu_utilization" in only.estimates
 
 
-def edit_then_seal(folder: Path) -> None:
+def edit_then_seal(folder: Path, **changes: object) -> None:
     """Make a changed experiment whole again, as if it had been recorded so."""
     manifest = read_manifest(folder)
     entries = {
@@ -142,7 +142,7 @@ def edit_then_seal(folder: Path) -> None:
         for name, entry in manifest.files.items()
         if (folder / name).exists()
     }
-    sealed = manifest.model_copy(update={"files": entries}).sealed()
+    sealed = manifest.model_copy(update={"files": entries, **changes}).sealed()
     atomic_write(folder / "manifest.json", sealed.to_json(), replace=True)
 
 
@@ -225,6 +225,21 @@ def test_energy_that_is_not_known_is_missing(
     measured = energy_of(write_experiment(tmp_path, "resnet50", 1, shape=SHAPE), change)
     assert "energy" not in measured.figures
     assert re.search(reason, measured.absent["energy"])
+
+
+def test_energy_of_fewer_gpus_than_the_replicas_ran_on_is_missing(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
+    manifest = read_manifest(folder)
+    [gpu] = manifest.provenance.gpus
+    gpus = [gpu, *(gpu.model_copy(update={"index": index, "uuid": f"GPU-{index}"}) for index in (1, 2))]
+    [replica] = manifest.replicas
+    edit_then_seal(
+        folder,
+        provenance=manifest.provenance.model_copy(update={"gpus": gpus}),
+        replicas=[replica | {"device_uuid": gpu.uuid, "second_device_uuid": "GPU-1"}],
+    )
+    measured = only_experiment(folder.parent).measured
+    assert measured.absent["energy"] == "the replicas ran on 2 GPUs, of which 1 were read"
 
 
 def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from harness.cli import publishing
 from harness.cli.app import app
 from harness.errors import NotReproducedError, ResultsPathError, UsageError, VerificationError
 from harness.results.manifest import Status
+from harness.spec import CampaignSpec
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=20)
@@ -221,6 +222,26 @@ def test_more_repeats_are_of_the_cells_that_need_them(published: Path) -> None:
 
 def run(*words: object) -> Result:
     return CliRunner().invoke(app, ["reproduce", *map(str, words)])
+
+
+def test_what_an_archive_has_this_machine_run_is_shown_before(
+    archive: Path, alike: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = {"command": ["serve", "--name", "a b", "{port}"], "ready": {"path": "/health"}, "path": "/infer"}
+    text = {
+        "name": "foreign",
+        "workloads": [{"name": "mine", "server": server}, {"name": "other", "factory": "module:make"}],
+        "replicas": [1],
+    }
+    shown = list(publishing._foreign_code(CampaignSpec.model_validate(text)))
+    assert shown == ["runs the command of mine: serve --name 'a b' '{port}'", "imports the workload other: module:make"]
+
+    said: list[str] = []
+    monkeypatch.setattr(publishing, "_foreign_code", lambda _spec: shown)
+    monkeypatch.setattr(publishing.output, "note", said.append)
+    monkeypatch.setattr(publishing, "_run_again", lambda *_, **__: said.append("runs") or alike)
+    run(archive, "--max-repeats", "3")
+    assert said.index(shown[0]) < said.index("runs")
 
 
 def test_the_command_says_the_environment_first_and_exits_for_what_differs(

@@ -3,10 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
+from harness.campaign import events
 from harness.cli import output
+from harness.cli.progress import LiveBar, PlainLines
 from harness.errors import StorageError
 
 
@@ -27,6 +31,30 @@ def test_what_goes_to_a_closed_terminal_is_no_error(monkeypatch):
 
     output.note("nobody reads this")
     output.stderr_console().print("nor this")
+
+
+FOREIGN = "a\x1b[2Jb\x1b]0;title\x07c\u202ed"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        output.result,
+        output.sentence,
+        output.entry,
+        output.note,
+        lambda text: output.table(["name"], [[text]]),
+        lambda text: PlainLines()(events.Notice(text)),
+        lambda text: LiveBar(SimpleNamespace(add_task=lambda *_, **__: 0, console=Console()))(events.Notice(text)),
+    ],
+    ids=["result", "sentence", "entry", "note", "table", "lines", "bar"],
+)
+def test_no_way_to_the_terminal_lets_a_foreign_text_command_it(write, capsys):
+    write(FOREIGN)
+
+    shown = "".join(capsys.readouterr())
+    assert "abc d" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
 
 
 def test_an_answer_that_cannot_be_written_is_an_error_of_the_storage(monkeypatch):
