@@ -15,7 +15,7 @@ from harness.analysis.pages.table import Column, Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate, t_interval
 from harness.results.old_profile import OldProfile
 from harness.spec import StressLoad
-from harness.spec.axes import axes_of, values_of
+from harness.spec.workload import axes_of, values_of
 
 BATCH = "batch_size"
 _IN_BOTTLENECK = {

@@ -23,7 +23,7 @@ from harness.results import layout
 from harness.results.files import read_object
 from harness.results.requests import ABANDONED, NS_PER_MS, NS_PER_S, OK, UNANSWERED, Window, latency_ns
 from harness.spec import ExperimentSpec
-from harness.spec.slo import SloSpec
+from harness.spec.experiment import SloSpec
 
 FILE_NAME = "slo.json"
 """Of every workload but a server of the user's own, whose objective is in ``server.json``."""

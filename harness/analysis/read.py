@@ -20,7 +20,7 @@ from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, REQUESTS, STA
 from harness.results.manifest import Manifest, read_manifest
 from harness.results.requests import RequestTable, Window, is_of_requests, read, well
 from harness.spec import CampaignSpec
-from harness.spec.faults import first_in_words
+from harness.spec.model import first_in_words
 
 if TYPE_CHECKING:
     import pandas as pd

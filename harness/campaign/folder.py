@@ -26,7 +26,7 @@ from harness.results import layout
 from harness.results.files import atomic_write, read_document, read_object, storage_error, storage_errors, sync_folder
 from harness.results.manifest import content_digest
 from harness.spec import CampaignSpec
-from harness.spec.faults import first_in_words
+from harness.spec.model import first_in_words
 
 LOCK = "lock"
 FORMAT_WITHOUT_DIGEST = 1

@@ -31,7 +31,7 @@ from harness.results.files import read_document
 from harness.results.manifest import Status
 from harness.results.requests import LogTail
 from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
-from harness.spec.backends import require
+from harness.spec.load import require
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis, Key

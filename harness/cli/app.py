@@ -118,11 +118,11 @@ def _refuse_removed(args: list[str]) -> None:
 
 def _plain(message: str) -> str:
     """What typer says of a value, in our words, with the choice that was probably meant."""
-    from harness.spec.faults import plain
+    from harness.spec.model import in_words
 
     given, *choices = re.findall(r"'([^']+)'", message) or [""]
     close = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
-    return f"{plain(message)}.{f' Did you mean {close[0]}?' if close else ''}"
+    return f"{in_words(message)}.{f' Did you mean {close[0]}?' if close else ''}"
 
 
 def _newest_campaign() -> str:

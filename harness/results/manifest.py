@@ -17,8 +17,7 @@ from harness.errors import ReasonCode, ResultsPathError
 from harness.results.files import read_document, storage_errors
 from harness.results.layout import MANIFEST
 from harness.spec import ExperimentSpec
-from harness.spec.faults import first_in_words
-from harness.spec.model import StrictModel
+from harness.spec.model import StrictModel, first_in_words
 
 SCHEMA_VERSION: Literal[1] = 1
 

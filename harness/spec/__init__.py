@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         Order,
     )
     from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
-    from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath
+    from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath, SloSpec
     from harness.spec.kubernetes import (
         GrafanaCost,
         KubernetesSpec,
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
     from harness.spec.server import Protocol, ServerSpec
     from harness.spec.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
-    from harness.spec.slo import SloSpec
-    from harness.spec.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
     from harness.spec.stress import Percentile, StressLoad, StressSpec
-    from harness.spec.timing import Timing
+    from harness.spec.timing import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, Timing, UntilKnown
     from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
@@ -42,7 +40,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = (
-    *("workload", "server", "scenario", "timing", "sharing", "condition", "experiment", "slo", "stopping", "stress"),
+    *("workload", "server", "scenario", "timing", "sharing", "condition", "experiment", "stress"),
     *("pods", "kubernetes", "campaign"),
 )
 

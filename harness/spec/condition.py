@@ -9,15 +9,14 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.spec.image import ImageReference
-from harness.spec.model import LOCAL, Lacking, StrictModel
+from harness.spec.model import LOCAL, Apart, Lacking, StrictModel, Text, VariableName
+from harness.spec.pods import ImageReference
 from harness.spec.scenario import ScenarioKind
 from harness.spec.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
 
 MAX_REPLICAS = 256
 PRELOAD_VARIABLE = "LD_PRELOAD"
-_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-_IN_IMAGE = re.compile(r"(/[A-Za-z0-9_.+@-]+)+")
+_IN_IMAGE = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9_.+@-]+)+")
 """A whole path that the loader and Kubernetes, who have signs of their own, both take as it is."""
 
 Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
@@ -27,15 +26,20 @@ class NeighbourSpec(StrictModel):
     """A workload that runs beside the measured one, on the same machine and GPUs."""
 
     workload: WorkloadSpec = Field(description="What it runs; all fields of a workload.")
-    replicas: Replicas = Field(default=1, description="How many of it.")
+    replicas: Replicas = Field(1, description="How many of it.")
+
+    @property
+    def name(self) -> str:
+        """That of its workload."""
+        return self.workload.name
 
     @property
     def in_words(self) -> str:
         """What it does, e.g. ``l2-hog fills the cache that all share``, or ``2 replicas of whisper beside``."""
         wear = HOSTILE_WORKLOADS.get(self.workload.target)
         if wear:
-            return f"{self.workload.name}{f', {self.replicas} times,' if self.replicas > 1 else ''} {wear}"
-        return f"{self.replicas} replica{'' if self.replicas == 1 else 's'} of {self.workload.name} beside"
+            return f"{self.name}{f', {self.replicas} times,' if self.replicas > 1 else ''} {wear}"
+        return f"{self.replicas} replica{'' if self.replicas == 1 else 's'} of {self.name} beside"
 
     @field_validator("workload")
     @classmethod
@@ -50,20 +54,19 @@ class NeighbourSpec(StrictModel):
 class LayerSpec(StrictModel):
     """Something put between the measured replicas and the machine; neighbours run without it."""
 
-    prefix: list[str] = Field(
-        default_factory=list, description="Command that the replica's own is given to, e.g. [taskset, -c, 0-3]."
+    prefix: list[Text] = Field(
+        [],
+        description="Command that the replica's own is given to, word by word, e.g. [taskset, -c, 0-3].",
     )
-    environment: dict[str, str] = Field(default_factory=dict, description="Variables of the replica's environment.")
+    environment: dict[VariableName, str] = Field({}, description="Variables of the replica's environment.")
     preload: str | None = Field(
-        default=None,
-        description="Shared library that the replica loads before all others (LD_PRELOAD); null means none.",
+        None, description="Shared library that the replica loads before all others (LD_PRELOAD); null means none."
     )
     preload_image: Annotated[
         ImageReference | None,
         Lacking(LOCAL, "the harness starts no container on this machine", "Give the library's own path in `preload`."),
     ] = Field(
-        default=None,
-        max_length=500,
+        None,
         description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "
         "null means the replicas' own.",
     )
@@ -82,21 +85,6 @@ class LayerSpec(StrictModel):
         parts += [f"with {', '.join(self.environment)} set"] if self.environment else []
         return ", ".join(parts)
 
-    @field_validator("prefix")
-    @classmethod
-    def _whole_words(cls, prefix: list[str]) -> list[str]:
-        if any(not word or "\0" in word for word in prefix):
-            raise ValueError("a word of the command is empty: give one list entry per word.")
-        return prefix
-
-    @field_validator("environment")
-    @classmethod
-    def _names_of_variables(cls, environment: dict[str, str]) -> dict[str, str]:
-        wrong = next((name for name in environment if not _VARIABLE.match(name)), None)
-        if wrong is not None:
-            raise ValueError(f"{wrong!r} is no name of a variable.")
-        return environment
-
     @model_validator(mode="after")
     def _says_something_once(self) -> LayerSpec:
         if not (self.prefix or self.environment or self.preload):
@@ -105,26 +93,22 @@ class LayerSpec(StrictModel):
             )
         if self.preload and PRELOAD_VARIABLE in self.environment:
             raise ValueError(f"`preload` sets {PRELOAD_VARIABLE}: keep one of them.")
-        if self.preload_image and not (self.preload and _is_whole_path(self.preload)):
+        if self.preload_image and not _IN_IMAGE.fullmatch(self.preload or ""):
             raise ValueError(
                 f"`preload_image` needs `preload`, the library's whole path in it, e.g. /opt/lib/libhook.so (found {self.preload!r})."
             )
         return self
 
 
-def _is_whole_path(text: str) -> bool:
-    return bool(_IN_IMAGE.fullmatch(text)) and not {".", ".."} & set(text.split("/"))
-
-
 class ConditionSpec(StrictModel):
     """One condition, under which every cell of the matrix is run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="Part of the experiments' ids, e.g. alone.")
-    neighbours: list[NeighbourSpec] = Field(
-        default_factory=list, description="Workloads that run beside the measured one; their metrics are recorded, too."
+    neighbours: Annotated[list[NeighbourSpec], Apart] = Field(
+        [], description="Workloads that run beside the measured one; their metrics are recorded, too."
     )
     layer: LayerSpec | None = Field(
-        default=None, description="Command prefix, environment or library of the measured replicas; null means none."
+        None, description="Command prefix, environment or library of the measured replicas; null means none."
     )
 
     @property
@@ -137,17 +121,6 @@ class ConditionSpec(StrictModel):
     def neighbour_replicas(self) -> int:
         """Replicas of all neighbours together."""
         return sum(neighbour.replicas for neighbour in self.neighbours)
-
-    @field_validator("neighbours")
-    @classmethod
-    def _unique_workloads(cls, neighbours: list[NeighbourSpec]) -> list[NeighbourSpec]:
-        names = [neighbour.workload.name for neighbour in neighbours]
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"two neighbours are called {twice!r}: raise `replicas`, or give variants names of their own."
-            )
-        return neighbours
 
 
 def crashing(condition: ConditionSpec | None) -> frozenset[str]:
@@ -162,4 +135,4 @@ def waiting(condition: ConditionSpec | None) -> frozenset[str]:
 
 def _that_run(condition: ConditionSpec | None, targets: set[str]) -> frozenset[str]:
     beside = condition.neighbours if condition else []
-    return frozenset(neighbour.workload.name for neighbour in beside if neighbour.workload.target in targets)
+    return frozenset(neighbour.name for neighbour in beside if neighbour.workload.target in targets)

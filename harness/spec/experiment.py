@@ -1,18 +1,73 @@
-"""One cell of a campaign's matrix, and one experiment: a repeat of it with everything needed to run it."""
+"""One cell of a campaign's matrix, one experiment (a repeat of it with everything needed to run it), and what it is held to."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.spec.condition import ConditionSpec, NeighbourSpec
-from harness.spec.model import StrictModel
+from harness.spec.model import Count, Fraction, Positive, StrictModel
 from harness.spec.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
-from harness.spec.slo import SloSpec
 from harness.spec.timing import Timing
 from harness.spec.workload import WorkloadSpec
+
+_OF_TOKENS = frozenset({"ttft", "itl", "tpot"})
+
+
+def _limit(percent: int, what: str) -> float | None:
+    limit: Positive | None = Field(None, description=f"{percent} % of {what} within it, milliseconds.")
+    return limit
+
+
+_LATENCY = "the requests are answered"
+_TTFT = "the requests have their first token"
+_ITL = "the gaps between two tokens are"
+_TPOT = "the answers have a mean time per token after the first"
+
+
+class SloSpec(StrictModel):
+    """A service level objective: what users are promised, from the intended time of a request; each part is given or left out."""
+
+    ttft_p50_ms: Positive | None = _limit(50, _TTFT)
+    ttft_p90_ms: Positive | None = _limit(90, _TTFT)
+    ttft_p95_ms: Positive | None = _limit(95, _TTFT)
+    ttft_p99_ms: Positive | None = _limit(99, _TTFT)
+    itl_p50_ms: Positive | None = _limit(50, _ITL)
+    itl_p90_ms: Positive | None = _limit(90, _ITL)
+    itl_p95_ms: Positive | None = _limit(95, _ITL)
+    itl_p99_ms: Positive | None = _limit(99, _ITL)
+    tpot_p50_ms: Positive | None = _limit(50, _TPOT)
+    tpot_p90_ms: Positive | None = _limit(90, _TPOT)
+    tpot_p95_ms: Positive | None = _limit(95, _TPOT)
+    tpot_p99_ms: Positive | None = _limit(99, _TPOT)
+    latency_p50_ms: Positive | None = _limit(50, _LATENCY)
+    latency_p90_ms: Positive | None = _limit(90, _LATENCY)
+    latency_p95_ms: Positive | None = _limit(95, _LATENCY)
+    latency_p99_ms: Positive | None = _limit(99, _LATENCY)
+    error_rate: Fraction | None = Field(None, description="Share of the requests that may fail, e.g. 0.001.")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> SloSpec:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError(
+                "it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms, tpot_p99_ms or error_rate."
+            )
+        return self
+
+    def limits(self) -> Iterator[tuple[str, str, float, float]]:
+        """Name, what of a request is limited (``latency``, ``ttft``, ``itl``, ``tpot``), quantile, and limit in milliseconds."""
+        for name, value in self.model_dump(exclude_none=True, exclude={"error_rate"}).items():
+            what, percent, _ = name.split("_")
+            yield name, what, int(percent[1:]) / 100, value
+
+    @property
+    def of_tokens(self) -> bool:
+        """It limits times of tokens, which only streams have."""
+        return any(what in _OF_TOKENS for _, what, _, _ in self.limits())
+
 
 TRACE_S = 60.0
 """What a replica may take to trace its kernels, of which the profiler's start and the reading of the trace are the most."""
@@ -30,19 +85,17 @@ class OnReplicaDeath(StrEnum):
 class Limits(StrictModel):
     """Where to stop."""
 
-    max_hours: float | None = Field(
-        default=None, gt=0, description="Refuse a plan that takes longer; null means no limit."
-    )
-    max_disk_gb: float | None = Field(
-        default=None, gt=0, description="Refuse a plan that writes more; null means free space decides."
+    max_hours: Positive | None = Field(None, description="Refuse a plan that takes longer; null means no limit.")
+    max_disk_gb: Positive | None = Field(
+        None, description="Refuse a plan that writes more; null means free space decides."
     )
     on_replica_death: OnReplicaDeath = Field(
-        default=OnReplicaDeath.DEGRADE,
+        OnReplicaDeath.DEGRADE,
         description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
     )
-    retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
+    retries: int = Field(1, ge=0, le=10, description="How often an experiment that failed is tried again.")
     wait_s: float = Field(
-        default=3600.0,
+        3600.0,
         ge=0,
         le=30 * 86_400,
         description="Seconds to wait between experiments for a Prometheus, API server, node, GPU or an image's registry that went away, "
@@ -62,12 +115,11 @@ class CellSpec(NamedTuple):
 
     def experiment_id(self, repeat: int) -> str:
         """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with limits of MPS or the time slice, and condition, before ``rep``."""
-        limits = self.mps.identity if self.mps else ""
         names = [
             self.workload.name,
             f"r{self.replicas}",
             self.sharing.value,
-            limits,
+            self.mps.identity if self.mps else "",
             self.turns.interval.value if self.turns and self.turns.swept else "",
             self.condition_name,
             f"rep{repeat}",
@@ -108,13 +160,13 @@ class ExperimentSpec(StrictModel):
     sharing: Sharing
     gpus: int = 1
     mps: MpsLimits | None = None
-    time_slice: TimeSlice | None = Field(default=None, description="None: the campaign does not say.")
-    repeat: int = Field(ge=1, description="1-based.")
+    time_slice: TimeSlice | None = Field(None, description="None: the campaign does not say.")
+    repeat: Count = Field(description="1-based.")
     timing: Timing
     metrics: list[str]
     limits: Limits
-    condition: ConditionSpec | None = Field(default=None, description="None: the campaign names no conditions.")
-    slo: SloSpec | None = Field(default=None, description="None: the campaign names no objective.")
+    condition: ConditionSpec | None = Field(None, description="None: the campaign names no conditions.")
+    slo: SloSpec | None = Field(None, description="None: the campaign names no objective.")
 
     @property
     def cell(self) -> CellSpec:

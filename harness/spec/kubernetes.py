@@ -7,9 +7,8 @@ from enum import StrEnum
 from pydantic import Field, model_validator
 
 import harness
-from harness.spec.image import ImageReference
-from harness.spec.model import StrictModel
-from harness.spec.pods import NAME, PodSettings
+from harness.spec.model import Count, StrictModel, Text, UpToADay, VariableName
+from harness.spec.pods import ImageReference, Namespaced, ObjectName, PodSettings
 
 IMAGE = f"localhost/gpu-sharing-harness/workload:{harness.__version__}"
 
@@ -46,47 +45,42 @@ class GrafanaCost(StrEnum):
 class PrometheusLabels(StrictModel):
     """What a Prometheus that is not ours calls things."""
 
-    pod: str = Field(default="pod", description="Label with the pod's name.")
-    node: str = Field(default="node", description="Label with the node's name.")
+    pod: str = Field("pod", description="Label with the pod's name.")
+    node: str = Field("node", description="Label with the node's name.")
     gpu_node: str = Field(
-        default="node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's exporter."
+        "node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's exporter."
     )
 
 
 class PrometheusAccess(StrictModel):
     """Who asks it, and whose certificate it shows; no secret stands here, for this file is kept with the results."""
 
-    token_file: str | None = Field(
-        default=None,
-        min_length=1,
+    token_file: Text | None = Field(
+        None,
         description="File with a bearer token, read anew for every query; null means none. "
         "A file that begins with `Basic ` is sent as it is.",
     )
-    token_env: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+    token_env: VariableName | None = Field(
+        None,
         description="Environment variable with the token, in place of a file, e.g. PROMETHEUS_TOKEN; null means none.",
     )
-    ca_file: str | None = Field(
-        default=None,
-        min_length=1,
-        description="File of the authorities that may have signed its certificate; null means the system's.",
+    ca_file: Text | None = Field(
+        None, description="File of the authorities that may have signed its certificate; null means the system's."
     )
-    secret: str | None = Field(
-        default=None,
-        pattern=r"^[a-z0-9-]+/[a-z0-9.-]+$",
+    secret: Namespaced | None = Field(
+        None,
         description="Secret of the cluster, as namespace/name, with username, password and ca.crt, in place of token and ca_file; "
         "null means that of a node of ours (monitoring/prometheus-access) where prometheus_url is null, and else none.",
     )
     tenant: str | None = Field(
-        default=None,
+        None,
         pattern=r"^[A-Za-z0-9!_.*'()|-]{1,150}$",
         description="Tenant of Mimir, Cortex or Thanos, sent as X-Scope-OrgID; null means none.",
     )
 
     @model_validator(mode="after")
     def _one_token(self) -> PrometheusAccess:
-        if self.secret is not None and (self.token_file or self.token_env or self.ca_file):
+        if self.secret is not None and self.differs("token_file", "token_env", "ca_file"):
             raise ValueError(
                 "`secret` gives the login and the authority: leave `token_file`, `token_env` and `ca_file` out."
             )
@@ -99,77 +93,64 @@ class KubernetesSpec(PodSettings):
     """The cluster, and how replicas stand in it."""
 
     kubeconfig: str | None = Field(
-        default=None,
+        None,
         description="File with the credentials; null means KUBECONFIG, then ~/.kube/config, then those of the pod the harness runs in.",
     )
-    context: str | None = Field(default=None, description="Context of the kubeconfig; null means its current one.")
-    namespace: str = Field(default="inference", pattern=NAME, description="Where replicas are made; it must exist.")
-    image: ImageReference = Field(
-        default=IMAGE, min_length=1, max_length=500, description="Image of the replicas, fully qualified."
-    )
-    image_pull_policy: PullPolicy = Field(
-        default=PullPolicy.IF_NOT_PRESENT, description="IfNotPresent, Always or Never."
-    )
+    context: str | None = Field(None, description="Context of the kubeconfig; null means its current one.")
+    namespace: ObjectName = Field("inference", description="Where replicas are made; it must exist.")
+    image: ImageReference = Field(IMAGE, description="Image of the replicas, fully qualified.")
+    image_pull_policy: PullPolicy = Field(PullPolicy.IF_NOT_PRESENT, description="IfNotPresent, Always or Never.")
     kind: WorkloadKind = Field(
-        default=WorkloadKind.DEPLOYMENT,
+        WorkloadKind.DEPLOYMENT,
         description="deployment, or job: pods that end by themselves when the experiment's time is over.",
     )
     gpu_resource: str = Field(
-        default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource of a slice."
+        "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource of a slice."
     )
     gpus_per_replica: int = Field(
-        default=1, ge=0, le=64, description="Slices that one replica asks for; 0 means none: replicas on the CPU."
+        1, ge=0, le=64, description="Slices that one replica asks for; 0 means none: replicas on the CPU."
     )
     sharing_by: SharingBy = Field(
-        default=SharingBy.DEVICE_PLUGIN,
+        SharingBy.DEVICE_PLUGIN,
         description="device-plugin (slices of `gpu_resource`), or dra: claims for NVIDIA's DRA driver, each of which says how "
         "its GPU is shared.",
     )
-    expected_gpus: int | None = Field(
-        default=None,
-        ge=1,
-        description="GPUs that the replicas' nodes must have between them; null means any number.",
+    expected_gpus: Count | None = Field(
+        None, description="GPUs that the replicas' nodes must have between them; null means any number."
     )
     load_generators: int = Field(
-        default=1,
+        1,
         ge=1,
         le=256,
         description="Pods that send the requests of scenario http, each to replicas of its own; without a GPU, away from the replicas if there is room.",
     )
-    device_plugin_configs: str | None = Field(
-        default=None,
-        pattern=r"^[a-z0-9-]+/[a-z0-9.-]+$",
+    device_plugin_configs: Namespaced | None = Field(
+        None,
         description="ConfigMap, as namespace/name, of the configurations among which the device plugin's config manager "
         "chooses by the label nvidia.com/device-plugin.config: the campaign switches the nodes to the mode of each "
         "experiment, and puts back what it found. null means the one mode that there is.",
     )
     mig_config: str | None = Field(
-        default=None,
+        None,
         pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
         description="What NVIDIA's MIG manager divides the GPUs into under mig, a value of the label nvidia.com/mig.config, "
         "e.g. all-1g.18gb; under the other modes they are whole. null means that instances are as they are.",
     )
-    switch_timeout_s: float = Field(
-        default=300.0,
-        ge=0,
-        le=86_400,
-        description="Seconds until the nodes have to show a mode that they were switched to.",
+    switch_timeout_s: UpToADay = Field(
+        300.0, description="Seconds until the nodes have to show a mode that they were switched to."
     )
-    runtime_class: str | None = Field(
-        default="nvidia",
-        pattern=NAME,
+    runtime_class: ObjectName | None = Field(
+        "nvidia",
         description="RuntimeClass of replicas that ask for a GPU; null where the default runtime (or CDI) hands it out.",
     )
-    service_account: str = Field(
-        default="replica", pattern=NAME, description="Account of the pods; it has no rights and no token."
-    )
+    service_account: ObjectName = Field("replica", description="Account of the pods; it has no rights and no token.")
     prometheus_url: str | None = Field(
-        default=None,
+        None,
         pattern=r"^https?://",
         description="The Prometheus that watches the cluster, as the harness reaches it, with its path if it has one; null means at prometheus_service: directly on a node of ours, else through the API server.",
     )
     prometheus_service: str = Field(
-        default="monitoring/prometheus:9090",
+        "monitoring/prometheus:9090",
         pattern=r"^[a-z0-9-]+/[a-z0-9-]+:[a-z0-9-]+$",
         description="Its Service, as namespace/name:port.",
     )
@@ -181,48 +162,23 @@ class KubernetesSpec(PodSettings):
         default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."
     )
     scrape_interval_s: float = Field(
-        default=5.0, gt=0, le=300, description="Seconds between two scrapes; preflight compares it with the server's."
+        5.0, gt=0, le=300, description="Seconds between two scrapes; preflight compares it with the server's."
     )
     grafana: GrafanaCost = Field(
-        default=GrafanaCost.SCALE_DOWN,
+        GrafanaCost.SCALE_DOWN,
         description="scale-down (to 0 replicas while a campaign runs, then back) or leave (its cost is stated).",
     )
     grafana_deployment: str = Field(
-        default="monitoring/grafana", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$", description="As namespace/name."
+        "monitoring/grafana", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$", description="As namespace/name."
     )
-    api_timeout_s: float = Field(
-        default=10.0, ge=0.1, le=600, description="Seconds one request to the API server may take."
+    api_timeout_s: float = Field(10.0, ge=0.1, le=600, description="Seconds one request to the API server may take.")
+    outage_s: UpToADay = Field(
+        300.0, description="Seconds that an API server may be away in mid-campaign before an experiment is given up."
     )
-    outage_s: float = Field(
-        default=300.0,
-        ge=0,
-        le=86_400,
-        description="Seconds that an API server may be away in mid-campaign before an experiment is given up.",
-    )
-    pending_s: float = Field(
-        default=10.0,
-        ge=0,
-        le=86_400,
+    pending_s: UpToADay = Field(
+        10.0,
         description="Seconds that a replica may be unschedulable before deploying fails; raise it where nodes are added on demand.",
     )
-
-    @model_validator(mode="after")
-    def _asked_directly(self) -> KubernetesSpec:
-        access = self.prometheus_access
-        if self.prometheus_url is None and (access.token_file or access.token_env or access.ca_file):
-            raise ValueError(
-                "`prometheus_access` has no token and no authority where the API server stands before Prometheus: "
-                "give its address in `prometheus_url`."
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _admitted_as_a_whole(self) -> KubernetesSpec:
-        if self.queue_name is not None and self.kind is not WorkloadKind.JOB:
-            raise ValueError(
-                "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one, and an experiment needs all."
-            )
-        return self
 
     @property
     def by_claims(self) -> bool:
@@ -235,17 +191,22 @@ class KubernetesSpec(PodSettings):
         return self.runtime_class if self.gpus_per_replica and not self.by_claims else None
 
     @model_validator(mode="after")
-    def _one_way_to_share(self) -> KubernetesSpec:
+    def _can_be(self) -> KubernetesSpec:
+        if self.prometheus_url is None and self.prometheus_access.differs("token_file", "token_env", "ca_file"):
+            raise ValueError(
+                "`prometheus_access` has no token and no authority where the API server stands before Prometheus: "
+                "give its address in `prometheus_url`."
+            )
+        if self.queue_name is not None and self.kind is not WorkloadKind.JOB:
+            raise ValueError(
+                "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one, and an experiment needs all."
+            )
         if self.by_claims and self.gpus_per_replica != 1:
             raise ValueError("`sharing_by: dra` gives each replica one GPU: leave `gpus_per_replica` at 1.")
         if self.by_claims and self.device_plugin_configs is not None:
             raise ValueError(
                 "`device_plugin_configs` has no effect with `sharing_by: dra`, where claims say how a GPU is shared: remove one of the two."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _something_to_switch(self) -> KubernetesSpec:
         if self.device_plugin_configs is not None and not self.gpus_per_replica:
             raise ValueError("`device_plugin_configs` has no effect on replicas without a GPU (gpus_per_replica: 0).")
         if self.mig_config is not None and self.device_plugin_configs is None:

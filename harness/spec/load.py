@@ -5,19 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from harness.errors import CampaignFileError
-from harness.spec.axes import settings_of
-from harness.spec.backends import refusals
 from harness.spec.campaign import CampaignSpec, MetricSelection
-from harness.spec.faults import in_words
-from harness.spec.model import Location, StrictModel, inner_models
-from harness.spec.workload import REMOVED_OPTIONS, WORKLOAD_OPTIONS
+from harness.spec.model import Lacking, Location, StrictModel, in_words, inner_models, nearest
+from harness.spec.workload import REMOVED_OPTIONS, WORKLOAD_OPTIONS, WorkloadSpec, settings_of
 from harness.spec.yaml_tree import Fault, read_tree
 
 MAX_FAULTS = 50
@@ -36,14 +33,13 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
             # Through JSON in strict mode: "3" is no number and true is no 1, while names become enums.
             spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            found = ({**fault, "loc": _in_file(fault["loc"], data)} for fault in error.errors(include_url=False))
-            faults = sorted({_described(tree, fault) for fault in found})
+            faults = sorted({_described(tree, data, fault) for fault in error.errors(include_url=False)})
         else:
             refused = dict.fromkeys((_in_file(place, data), why) for place, why in refusals(spec))
             faults = [(_met(tree, place)[0], f"`{_dotted(place)}`: {why}") for place, why in refused]
             listed = [] if isinstance(spec.metrics, MetricSelection) or not metrics else spec.metrics
             faults += [
-                (_met(tree, ("metrics", index))[0], f"unknown metric `{name}`{_nearest(name, metrics)}")
+                (_met(tree, ("metrics", index))[0], f"unknown metric `{name}`; {nearest(name, metrics)}")
                 for index, name in enumerate(listed)
                 if name not in metrics
             ]
@@ -56,18 +52,19 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
     )
 
 
-def _described(tree: yaml.Node, fault: Any) -> Fault:
+def _described(tree: yaml.Node, data: Any, fault: Any) -> Fault:
     """Line and sentence of one fault found by pydantic."""
-    given, (line, node, place) = fault["input"], _met(tree, fault["loc"])
-    if fault["type"] == "missing":
-        return line, f"`{_dotted((*place, fault['loc'][-1]))}` is missing."
-    if fault["type"] == "extra_forbidden":
-        return line, f"unknown key `{_dotted(place)}`{_nearest(str(place[-1]), _known_keys(place[:-1]))}"
-    named = re.findall(r"`([\w.]+)`", fault["msg"]) if fault["type"] == "value_error" else []
+    given, kind, whole = fault["input"], fault["type"], _in_file(fault["loc"], data)
+    line, node, place = _met(tree, whole)
+    if kind == "missing":
+        return line, f"`{_dotted((*place, whole[-1]))}` is missing."
+    if kind == "extra_forbidden":
+        return line, f"unknown key `{_dotted(place)}`; {nearest(str(place[-1]), _known_keys(place[:-1]))}"
+    named = re.findall(r"`([\w.]+)`", fault["msg"]) if kind == "value_error" else []
     lines = (_met(node, tuple(name.split(".")), line)[0] for name in named)
     shown = "" if isinstance(given, dict | list) else f" (found {given!r})"
     where = f"`{_dotted(place)}`: " if place else ""
-    message = f"{where}{in_words(fault)}{shown}.{_hint(fault, place)}"
+    message = f"{where}{in_words(fault['msg'])}{shown}.{_hint(fault, place)}"
     return next((of_field for of_field in lines if of_field != line), line), message
 
 
@@ -78,14 +75,11 @@ def _hint(fault: Any, place: Location) -> str:
         return f" Write [{given}]."
     if kind == "model_type" and isinstance(given, str) and place[-2:-1] in {("workloads",), ("conditions",)}:
         return f" Write {{name: {given}}}."
-    if (
-        kind in {"int_type", "float_type"}
-        and isinstance(given, str)
-        and re.fullmatch(r"-?\d+(\.\d*)?(e\d{1,2})?", given)
-    ):
+    if kind in {"int_type", "float_type"} and re.fullmatch(r"-?\d+(\.\d*)?(e\d{1,2})?", str(given)):
         number = float(given)
-        return f" It is a text: write {number:.15g}." if kind == "float_type" or not number % 1 else ""
-    return _meant(given, fault["msg"]) if kind == "enum" else ""
+        of_kind = isinstance(given, str) and (kind == "float_type" or not number % 1)
+        return f" It is a text: write {number:.15g}." if of_kind else ""
+    return _meant(str(given), fault["msg"]) if kind == "enum" else ""
 
 
 def _meant(given: str, message: str) -> str:
@@ -93,7 +87,7 @@ def _meant(given: str, message: str) -> str:
         return f" It was removed: say {REMOVED_OPTIONS[given]}."
     if any(given in options for options in WORKLOAD_OPTIONS.values()):
         return f" Did you mean `options: {{{given}: true}}`?"
-    close = difflib.get_close_matches(str(given), re.findall("'([^']+)'", message), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(given, re.findall("'([^']+)'", message), n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
 
 
@@ -128,11 +122,6 @@ def _in_file(place: Location, data: Any) -> Location:
         return place
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else f"; known here: {', '.join(known)}."
-
-
 def _known_keys(place: Location) -> list[str]:
     """Of the mapping there."""
     model: type[StrictModel] | None = CampaignSpec
@@ -140,3 +129,35 @@ def _known_keys(place: Location) -> list[str]:
         if model and isinstance(part, str):
             model = next(inner_models(model.model_fields[part].annotation), None)
     return list(model.model_fields) if model else []
+
+
+def refusals(spec: CampaignSpec) -> Iterator[tuple[Location, str]]:
+    """What the campaign asks for and cannot have, by its place: of its backend, or because it was removed."""
+    yield from _refusals(spec, spec.backend, ())
+
+
+def require(spec: CampaignSpec, *, origin: str) -> None:
+    """Raise CampaignFileError where the campaign, which ``origin`` names, asks for what it cannot have."""
+    lines = "\n".join(f"  `{'.'.join(map(str, place))}`: {why}" for place, why in refusals(spec))
+    if lines:
+        raise CampaignFileError(
+            f"{origin} asks for what cannot be:\n{lines}", advice="Change the campaign file; nothing has been started."
+        )
+
+
+def _refusals(model: StrictModel, backend: str, place: Location) -> Iterator[tuple[Location, str]]:
+    for name, field in type(model).model_fields.items():
+        value = getattr(model, name)
+        for lacking in field.metadata:
+            if isinstance(lacking, Lacking) and lacking.backend == backend and lacking.is_asked(model, name):
+                yield (*place, name), f"backend {backend} cannot do this: {lacking.why}. {lacking.instead}"
+        if isinstance(value, StrictModel):
+            yield from _refusals(value, backend, (*place, name))
+        for index, item in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(item, StrictModel):
+                yield from _refusals(item, backend, (*place, name, index))
+    if isinstance(model, WorkloadSpec):
+        removed = [option for option in model.options if option in REMOVED_OPTIONS]
+        yield from (
+            ((*place, "options", option), f"it was removed: say {REMOVED_OPTIONS[option]}.") for option in removed
+        )

@@ -1,22 +1,98 @@
-"""What a cluster's own rules may ask of the pods: labels, who may pull, where they may stand, who waits for whom."""
+"""What a cluster's own rules may ask of the pods: images, resources, labels, who may pull, where they may stand, who waits for whom."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from harness.spec.model import StrictModel
-from harness.spec.resources import Resources, refuse_lower
 
-NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
-SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_REGISTRY = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?"
+_COMPONENT = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"(?:{_REGISTRY}/)?{_COMPONENT}(?:/{_COMPONENT})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?"
+)
+"""The grammar by which a kubelet reads it (the distribution project's): with another it says InvalidImageName, and pulls nothing."""
+
+
+def _checked(value: str) -> str:
+    if not _REFERENCE.fullmatch(value):
+        raise ValueError(f"{value!r} is no image reference, e.g. registry.example/team/workload:1.0")
+    return value
+
+
+ImageReference = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_checked)]
+"""Refuses what no registry could have: spaces, capitals in the path, an empty tag."""
+
+_POWERS = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
+}
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)([KMGTPE]i|[numkMGTPE])?")
+_BYTES = ("1Mi", "64Ti", Decimal(1))
+_BOUNDS = {"cpu": ("1m", "1024", Decimal("0.001")), "memory": _BYTES, "ephemeral-storage": _BYTES}
+"""The least, the most, and what a quantity is a multiple of. Fewer bytes are a unit that was mistaken: ``m`` is a thousandth."""
+
+
+def amount(text: object) -> Decimal | None:
+    """A quantity as Kubernetes writes it (500m, 16Gi, 1e3) as a number; None when it is none."""
+    match = _QUANTITY.fullmatch(str(text))
+    return Decimal(match[1]) * _POWERS[match[2] or ""] if match else None
+
+
+def quantity(value: Decimal, *, of_bytes: bool) -> str:
+    """A number as a quantity, bytes in the largest unit that divides them."""
+    units = [unit for unit in _POWERS if unit.endswith("i")] if of_bytes else []
+    unit = next((unit for unit in reversed(units) if value and value % _POWERS[unit] == 0), "")
+    return f"{(value / _POWERS[unit]).normalize():f}{unit}"
+
+
+def _compared(text: str) -> Decimal:
+    return amount(text) or Decimal(0)
+
+
+def _in_bounds(given: dict[Resource, str]) -> dict[Resource, str]:
+    for resource, text in given.items():
+        least, most, step = _BOUNDS[resource]
+        if not _compared(least) <= _compared(text) <= _compared(most) or _compared(text) % step:
+            finest = "thousandths of a processor at the finest" if resource == "cpu" else "whole bytes"
+            raise ValueError(f"{resource} is {text}: it lies between {least} and {most}, in {finest}.")
+    return given
+
+
+Resource = Literal["cpu", "memory", "ephemeral-storage"]
+_Quantity = Annotated[str, Field(pattern=r"^[0-9]{1,18}(\.[0-9]{1,9})?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")]
+Resources = Annotated[dict[Resource, _Quantity], AfterValidator(_in_bounds)]
+"""What a container asks of its node, or is limited to, by resource."""
+
+
+def refuse_lower(reserve: Mapping[Resource, str], limit: Mapping[Resource, str], prefix: str = "") -> None:
+    """Raise ValueError where a limit is lower than what is reserved: no API server takes that."""
+    for resource, most in limit.items():
+        least = reserve.get(resource)
+        if least is not None and _compared(least) > _compared(most):
+            raise ValueError(
+                f"`{prefix}reserve` asks for {least} of {resource}, and `{prefix}limit` allows {most}: raise the limit, or reserve less."
+            )
+
+
+ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+Subdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+Namespaced = Annotated[str, Field(pattern=r"^[a-z0-9-]+/[a-z0-9.-]+$")]
 LabelKey = Annotated[
     str,
-    Field(
-        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-    ),
+    Field(pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"),
 ]
 LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$")]
 OWN_PREFIXES = (
@@ -30,11 +106,11 @@ OWN_PREFIXES = (
 class Toleration(StrictModel):
     """A taint that replicas may be placed in spite of."""
 
-    key: LabelKey | None = Field(default=None, description="Key of the taint; null means every taint.")
-    operator: Literal["Exists", "Equal"] = Field(default="Exists", description="Exists or Equal.")
-    value: LabelValue | None = Field(default=None, description="Value of the taint; for operator Equal.")
+    key: LabelKey | None = Field(None, description="Key of the taint; null means every taint.")
+    operator: Literal["Exists", "Equal"] = Field("Exists", description="Exists or Equal.")
+    value: LabelValue | None = Field(None, description="Value of the taint; for operator Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; null means all."
+        None, description="Effect of the taint; null means all."
     )
 
     @model_validator(mode="after")
@@ -51,7 +127,7 @@ class NodeRequirement(StrictModel):
 
     key: LabelKey = Field(description="Key of the label.")
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="In, NotIn, Exists or DoesNotExist.")
-    values: list[LabelValue] = Field(default_factory=list, description="For In and NotIn.")
+    values: list[LabelValue] = Field([], description="For In and NotIn.")
 
     @model_validator(mode="after")
     def _can_be(self) -> NodeRequirement:
@@ -61,14 +137,9 @@ class NodeRequirement(StrictModel):
 
     def holds(self, value: str | None) -> bool:
         """Whether a node whose label has this value meets it; None: it has no such label."""
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-        return value is None
+        if self.operator in {"In", "NotIn"}:
+            return (value in self.values) is (self.operator == "In")
+        return (value is not None) is (self.operator == "Exists")
 
 
 class Placement(StrEnum):
@@ -82,57 +153,53 @@ class PodSettings(StrictModel):
     """Settings of the replicas' pods."""
 
     labels: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="Labels of the pods and of their owner beside the harness's, e.g. {team: ml}."
+        {}, description="Labels of the pods and of their owner beside the harness's, e.g. {team: ml}."
     )
     annotations: dict[LabelKey, str] = Field(
-        default_factory=dict, description="Annotations of the pods, e.g. {sidecar.istio.io/inject: 'false'}."
+        {}, description="Annotations of the pods, e.g. {sidecar.istio.io/inject: 'false'}."
     )
-    image_pull_secrets: list[Annotated[str, Field(pattern=SUBDOMAIN)]] = Field(
-        default_factory=list, description="Secrets of the namespace with the credentials of the image's registry."
+    image_pull_secrets: list[Subdomain] = Field(
+        [], description="Secrets of the namespace with the credentials of the image's registry."
     )
-    priority_class: str | None = Field(
-        default=None, pattern=SUBDOMAIN, description="PriorityClass of the pods; null means the cluster's default."
+    priority_class: Subdomain | None = Field(
+        None, description="PriorityClass of the pods; null means the cluster's default."
     )
-    queue_name: str | None = Field(
-        default=None,
-        pattern=NAME,
-        description="LocalQueue of Kueue that admits each experiment, with kind job; null means none.",
+    queue_name: ObjectName | None = Field(
+        None, description="LocalQueue of Kueue that admits each experiment, with kind job; null means none."
     )
     run_as_user: int | None = Field(
-        default=65534,
+        65534,
         ge=1,
         le=2**31 - 1,
         description="User and group of the replicas; null where the cluster gives each namespace its own (OpenShift).",
     )
-    node_selector: dict[LabelKey, LabelValue] = Field(
-        default_factory=dict, description="Labels that a node must have, e.g. {pool: gpu}."
-    )
+    node_selector: dict[LabelKey, LabelValue] = Field({}, description="Labels that a node must have, e.g. {pool: gpu}.")
     placement: Placement = Field(
-        default=Placement.SPREAD,
+        Placement.SPREAD,
         description="spread (equal shares over the nodes that have room) or packed (one node as full as it gets, then the next).",
     )
     node_affinity: list[NodeRequirement] = Field(
-        default_factory=list,
+        [],
         description="Requirements that a node must meet, all of them, e.g. [{key: pool, operator: In, values: [a, b]}].",
     )
     tolerations: list[Toleration] = Field(
-        default_factory=list, description="Taints that replicas tolerate, e.g. [{key: nvidia.com/gpu}]."
+        [], description="Taints that replicas tolerate, e.g. [{key: nvidia.com/gpu}]."
     )
 
     reserve: Resources = Field(
-        default_factory=dict,
+        {},
         description="What a node must have free for each replica, and for each neighbour, e.g. {cpu: '2', memory: 8Gi}; it is no limit. "
         "Of processors it is also the share that a busy node gives it: with none it comes last. A server's `image` has its own.",
     )
     limit: Resources = Field(
-        default_factory=dict,
+        {},
         description="The most that each replica, and each neighbour, may use; {}: no limit, so that nothing throttles them.",
     )
     client_reserve: Resources = Field(
-        default_factory=dict,
+        {},
         description="`reserve` of what sends requests and computes nothing: the pods of scenario http, and the clients of servers.",
     )
-    client_limit: Resources = Field(default_factory=dict, description="`limit` of the same.")
+    client_limit: Resources = Field({}, description="`limit` of the same.")
 
     @model_validator(mode="after")
     def _limits_above_what_is_reserved(self) -> PodSettings:
@@ -143,9 +210,8 @@ class PodSettings(StrictModel):
     @field_validator("labels", "annotations")
     @classmethod
     def _not_ours(cls, given: dict[str, str]) -> dict[str, str]:
-        taken = [key for key in given if key.startswith(OWN_PREFIXES)]
-        if taken:
-            raise ValueError(f"{taken[0]} is set by the harness: leave it out.")
+        if taken := next((key for key in given if key.startswith(OWN_PREFIXES)), ""):
+            raise ValueError(f"{taken} is set by the harness: leave it out.")
         return given
 
     def takes(self, labels: dict[str, str]) -> bool:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from harness.spec.faults import first_in_words, in_words
-from harness.spec.model import StrictModel
+from harness.spec.model import NotNegative, Positive, StrictModel, first_in_words, in_words
 from harness.spec.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -56,15 +55,15 @@ class ReplicaSpec(StrictModel):
     """What one replica runs, and when it is recorded."""
 
     workload: WorkloadSpec
-    settle_s: float = Field(default=0.0, ge=0, description="Seconds of load before the recording begins.")
-    record_s: float = Field(default=60.0, gt=0, description="Seconds recorded.")
-    beside: bool = Field(default=False, description="The server runs in the container beside this one.")
+    settle_s: NotNegative = Field(0.0, description="Seconds of load before the recording begins.")
+    record_s: Positive = Field(60.0, description="Seconds recorded.")
+    beside: bool = Field(False, description="The server runs in the container beside this one.")
     restore: dict[str, str | None] = Field(
-        default_factory=dict,
+        {},
         description="Variables set for the replica alone, with what its server shall have instead; None: nothing.",
     )
     logger: list[str] = Field(
-        default_factory=list,
+        [],
         description="Command that passes the server's output on, up to a limit; []: the output is not limited.",
     )
 
@@ -87,12 +86,12 @@ class ReplicaPlace(StrictModel):
     """What is known only where one replica runs; each field is a variable of OF_THE_PLACE."""
 
     host: str = "0.0.0.0"  # noqa: S104 - a pod is scraped from outside; the local backend says 127.0.0.1
-    port: int = Field(default=8000, ge=0, le=65_535)
-    replica: int = Field(default=0, ge=0, lt=2**31)
+    port: int = Field(8000, ge=0, le=65_535)
+    replica: int = Field(0, ge=0, lt=2**31)
     cpus: Annotated[tuple[int, ...], BeforeValidator(_numbers)] | None = None
     replica_dir: Path | None = None
-    run_s: float | None = Field(default=None, ge=0)
-    linger_s: float = Field(default=0.0, ge=0)
+    run_s: NotNegative | None = Field(None)
+    linger_s: NotNegative = Field(0.0)
 
 
 def read_environment(environment: Mapping[str, str]) -> tuple[ReplicaSpec, ReplicaPlace]:
@@ -134,4 +133,4 @@ def _in_words(error: ValidationError) -> str:
     field, *inner = first["loc"] or ("model",)
     variables = {field: name for name, field in (BY_HAND | OF_THE_PLACE).items()}
     shown = "" if isinstance(first["input"], dict | list) else f" (found {first['input']!r:.200})"
-    return f"{variables.get(str(field), 'WORKLOAD')}: {f'{inner[0]} ' if inner else ''}{in_words(first)}{shown}."
+    return f"{variables.get(str(field), 'WORKLOAD')}: {f'{inner[0]} ' if inner else ''}{in_words(first['msg'])}{shown}."

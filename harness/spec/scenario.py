@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from harness.spec.model import StrictModel
+from harness.spec.model import Load, StrictModel, UpTo4096, WithinADay
 
 TEST_SHARE = 0.85
 """Share of the recording that LoadGen's test takes when none is given: it must begin and end within it."""
@@ -53,39 +53,30 @@ class ScenarioSpec(StrictModel):
     """One scenario; MLPerf-like, and never an MLPerf result."""
 
     kind: ScenarioKind = Field(description="offline, server, single-stream, multi-stream (all LoadGen) or http.")
-    rate: float | None = Field(
-        default=None, gt=0, le=1_000_000, description="Requests per second that each replica is sent; server and http."
-    )
-    arrivals: Arrivals | None = Field(default=None, description="http: poisson (null means it) or constant.")
+    rate: Load | None = Field(None, description="Requests per second that each replica is sent; server and http.")
+    arrivals: Arrivals | None = Field(None, description="http: poisson (null means it) or constant.")
     latency_limit_ms: float | None = Field(
-        default=None,
+        None,
         gt=0,
         le=3_600_000,
         description="99 % of the requests must be answered within it, from their intended time; null means no limit.",
     )
-    samples_per_query: int | None = Field(
-        default=None, ge=1, le=4096, description="multi-stream: samples in one query; null means 8."
-    )
-    duration_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=86_400,
+    samples_per_query: UpTo4096 | None = Field(None, description="multi-stream: samples in one query; null means 8.")
+    duration_s: WithinADay | None = Field(
+        None,
         description="Length of LoadGen's test; null means 85 % of the recording, offline 75 %. MLPerf asks for 600 s.",
     )
     max_wait_ms: float | None = Field(
-        default=None,
+        None,
         ge=0,
         le=60_000,
         description="How long a request may wait for others to fill its batch (of `batch_size`); null means not at all.",
     )
     max_queue: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_000_000,
-        description="http: inputs that may wait; more are refused with 429. null means 256.",
+        None, ge=1, le=1_000_000, description="http: inputs that may wait; more are refused with 429. null means 256."
     )
     max_clients: int | None = Field(
-        default=None, ge=1, le=900, description="http: connections of the load generator; null means 512."
+        None, ge=1, le=900, description="http: connections of the load generator; null means 512."
     )
 
     @property
@@ -100,10 +91,7 @@ class ScenarioSpec(StrictModel):
 
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> ScenarioSpec:
-        for name, kinds in _HAS_EFFECT.items():
-            if getattr(self, name) is not None and self.kind not in kinds:
-                takers = " and ".join(kind.value for kind in ScenarioKind if kind in kinds)
-                raise ValueError(f"`{name}` has no effect in scenario {self.kind.value}; it belongs to {takers}.")
+        self.refuse_without_effect(self.kind, _HAS_EFFECT)
         if self.open_loop and self.rate is None:
             raise ValueError(
                 f"scenario {self.kind.value} needs `rate`, the requests per second that each replica is sent."

@@ -9,25 +9,38 @@ from enum import StrEnum
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, quote, urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from harness.spec.image import ImageReference
-from harness.spec.model import KUBERNETES, LOCAL, Lacking, StrictModel
-from harness.spec.pods import SUBDOMAIN
-from harness.spec.resources import Resources, refuse_lower
+from harness.spec.model import (
+    KUBERNETES,
+    LOCAL,
+    FactoryPath,
+    Lacking,
+    OneOrSeveral,
+    Port,
+    StrictModel,
+    Text,
+    UpTo4096,
+    UpToTenMinutes,
+    UrlPath,
+    VariableName,
+    WithinADay,
+)
+from harness.spec.pods import ImageReference, Resources, Subdomain, refuse_lower
 from harness.spec.server_requests import OwnMetricsSpec, RequestsSpec, SuccessSpec, TensorSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
 METRICS_PORT, POD_PORT = 8000, 8080
 """Of a replica's pod: where the client beside a server serves /metrics, and where the server listens unless it is said."""
 OIP_READY = "/v2/health/ready"
+Rate = Annotated[float, Field(gt=0, le=100_000)]
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?/?", re.ASCII)
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _OF_A_COMMAND = ("env", "port", "ready", "stop_timeout_s")
 _OF_AN_IMAGE = ("args", "secret_env", "claims", "reserve", "limit")
 _SECRET = re.compile(r"(proxy-)?authorization|cookie|key|(.*[-_])?(api[-_]?key|token|secret|password)", re.IGNORECASE)
 """Names of headers, parameters and variables whose values are nobody's business."""
-_PLACE = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{1,253}$"
+_InSecret = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{1,253}$")]
 _MOST_OF_A_VARIABLE = 100_000
 """Linux takes 131,072 bytes."""
 
@@ -58,6 +71,19 @@ _PATHS = {
 }
 
 
+_OF_PROTOCOLS = {
+    **dict.fromkeys(("body", "method", "success"), frozenset({Protocol.HTTP})),
+    "extra_body": OPENAI,
+    "stream": OPENAI | {Protocol.OWN},
+    "client": frozenset({Protocol.OWN}),
+    "tensors": OPEN_INFERENCE,
+    "model": frozenset(Protocol) - {Protocol.HTTP},
+    "path": frozenset(Protocol) - {Protocol.OWN, Protocol.OIP_GRPC},
+}
+"""What a field has an effect with."""
+_NEEDED = {Protocol.OWN: ("client",), **dict.fromkeys(OPEN_INFERENCE, ("tensors", "model"))}
+
+
 class ServerArrivals(StrEnum):
     """When the requests of an open loop are sent."""
 
@@ -70,14 +96,14 @@ class ServerArrivals(StrEnum):
 class ReadySpec(StrictModel):
     """What shows that the server is up; after it a real request must be answered, too."""
 
-    path: str | None = Field(default=None, pattern=r"^/", description="GET of this path answers 200, e.g. /health.")
+    path: UrlPath | None = Field(None, description="GET of this path answers 200, e.g. /health.")
     log: Annotated[
-        str | None,
+        Text | None,
         Lacking(
             KUBERNETES, "a container sees the port of the one beside it, and not what it prints", "Use `path` or `tcp`."
         ),
-    ] = Field(default=None, min_length=1, description="A line of its output has a match of this regular expression.")
-    tcp: bool = Field(default=False, description="Its port takes connections.")
+    ] = Field(None, description="A line of its output has a match of this regular expression.")
+    tcp: bool = Field(False, description="Its port takes connections.")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ReadySpec:
@@ -95,7 +121,7 @@ class ServerSpec(StrictModel):
     """A server that the harness starts once per replica, or one for each replica that runs already."""
 
     command: Annotated[
-        list[Annotated[str, Field(min_length=1)]],
+        list[Text],
         Lacking(
             KUBERNETES,
             "a pod runs an image",
@@ -104,7 +130,7 @@ class ServerSpec(StrictModel):
             label="without `image`",
         ),
     ] = Field(
-        default_factory=list,
+        [],
         description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. With `image` it "
         "replaces the image's entrypoint, and [] keeps that. [] with `url`.",
     )
@@ -112,35 +138,31 @@ class ServerSpec(StrictModel):
         ImageReference | None,
         Lacking(LOCAL, "the harness starts no container on this machine", "Give the server's `command` alone."),
     ] = Field(
-        default=None,
-        max_length=500,
+        None,
         description="On Kubernetes: image of the server, fully qualified. Each replica's pod has a container of it, which holds the "
         "GPU, and beside it the client that asks it.",
     )
-    args: list[str] = Field(
-        default_factory=list, description="With `image`: arguments of its container; {port} is filled in."
-    )
+    args: list[str] = Field([], description="With `image`: arguments of its container; {port} is filled in.")
     secret_env: Annotated[
-        dict[str, Annotated[str, Field(pattern=_PLACE)]],
+        dict[str, _InSecret],
         Lacking(LOCAL, "Secrets are a cluster's", "Export the variable that `server.api_key_env` names."),
     ] = Field(
-        default_factory=dict,
+        {},
         description="With `image`: variables of its container out of Secrets of the namespace, as secret/key, e.g. {HF_TOKEN: "
         "hub/token}; `api_key_env` names one of them. With `url`: that one alone, for the client in a pod.",
     )
-    claims: dict[Annotated[str, Field(pattern=r"^/\S+$")], Annotated[str, Field(pattern=SUBDOMAIN)]] = Field(
-        default_factory=dict,
+    claims: dict[Annotated[str, Field(pattern=r"^/\S+$")], Subdomain] = Field(
+        {},
         description="With `image`: PersistentVolumeClaims of the namespace that its container reads, by path, e.g. {/models: models}.",
     )
     reserve: Resources = Field(
-        default_factory=dict,
+        {},
         description="With `image`: what a node must have free for its container, e.g. {cpu: '4', memory: 16Gi}; it is no limit.",
     )
-    limit: Resources = Field(
-        default_factory=dict, description="With `image`: the most that its container may use; {}: no limit."
-    )
+    limit: Resources = Field({}, description="With `image`: the most that its container may use; {}: no limit.")
     url: Annotated[
         list[str],
+        OneOrSeveral,
         Lacking(
             KUBERNETES,
             "in a pod that address is the pod's own",
@@ -149,65 +171,57 @@ class ServerSpec(StrictModel):
             label="on localhost",
         ),
     ] = Field(
-        default_factory=list,
+        [],
         description="Instead of `command`: addresses of servers that run already, one for each replica, e.g. http://localhost:8000; "
         "they are asked, and neither started nor ended. [] with `command`.",
     )
-    env: dict[str, str] = Field(
-        default_factory=dict, description="Variables of its environment; {port} and {replica} are filled in."
-    )
-    port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_000,
+    env: dict[str, str] = Field({}, description="Variables of its environment; {port} and {replica} are filled in.")
+    port: Port | None = Field(
+        None,
         description="Port of replica 0, the others follow; null means any free one. With `image`: its port in every pod; null means 8080.",
     )
     ready: ReadySpec = Field(
-        default=ReadySpec(tcp=True),
+        ReadySpec(tcp=True),
         description="What shows that it is up: {path: /health}, {log: regex} or {tcp: true}; with oip it is {path: "
         "/v2/health/ready} unless given.",
     )
-    stop_timeout_s: float = Field(
-        default=10.0, gt=0, le=600, description="Seconds it may take to end after SIGTERM; then it is killed."
+    stop_timeout_s: UpToTenMinutes = Field(
+        10.0, description="Seconds it may take to end after SIGTERM; then it is killed."
     )
     protocol: Protocol = Field(
-        default=Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc, or own with `client`."
+        Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc, or own with `client`."
     )
-    client: str | None = Field(
-        default=None,
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+    client: FactoryPath | None = Field(
+        None,
         description="own: module:factory of a client for another protocol; see docs/servers.md.",
     )
-    path: str | None = Field(
-        default=None, pattern=r"^/", description="Path of the requests; null means / or the protocol's own."
-    )
+    path: UrlPath | None = Field(None, description="Path of the requests; null means / or the protocol's own.")
     model: str | None = Field(
-        default=None,
+        None,
         description="OpenAI, own: name of the model, null means none is sent. oip and oip-grpc: name of the model.",
     )
     tensors: list[TensorSpec] | None = Field(
-        default=None,
+        None,
         min_length=1,
         description="oip, oip-grpc: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
     )
     stream: bool = Field(
-        default=True,
-        description="OpenAI: tokens are sent as they are made (server-sent events). own: the client tells each.",
+        True, description="OpenAI: tokens are sent as they are made (server-sent events). own: the client tells each."
     )
     extra_body: dict[str, Any] = Field(
-        default_factory=dict, description="OpenAI: more fields of the body, e.g. {ignore_eos: true} for vLLM."
+        {}, description="OpenAI: more fields of the body, e.g. {ignore_eos: true} for vLLM."
     )
-    method: Literal["GET", "POST"] = Field(default="POST", description="http: GET or POST.")
+    method: Literal["GET", "POST"] = Field("POST", description="http: GET or POST.")
     body: str | dict[str, Any] | None = Field(
-        default=None,
+        None,
         description="http: text or JSON object that is sent; {prompt}, {output_tokens}, {image} and {audio} are filled in. null: nothing.",
     )
     success: SuccessSpec = Field(
-        default=SuccessSpec(), description="http: which answer counts as one, e.g. {status: 200, contains: label}."
+        SuccessSpec(), description="http: which answer counts as one, e.g. {status: 200, contains: label}."
     )
-    headers: dict[str, str] = Field(default_factory=dict, description="More headers of every request.")
+    headers: dict[str, str] = Field({}, description="More headers of every request.")
     api_key_env: Annotated[
-        str | None,
+        VariableName | None,
         Lacking(
             KUBERNETES,
             "no pod has this machine's variables",
@@ -215,60 +229,43 @@ class ServerSpec(StrictModel):
             when="key_of_this_machine",
             label="without `secret_env`",
         ),
-    ] = Field(
-        default=None,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Variable of the environment that holds the key; the key itself is kept nowhere.",
-    )
+    ] = Field(None, description="Variable of the environment that holds the key; the key itself is kept nowhere.")
     api_key_header: str = Field(
-        default="Authorization",
+        "Authorization",
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
         description="Header with the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key.",
     )
-    requests: RequestsSpec = Field(default=RequestsSpec(), description="What is asked: synthetic texts or a file.")
+    requests: RequestsSpec = Field(RequestsSpec(), description="What is asked: synthetic texts or a file.")
     metrics: OwnMetricsSpec | None = Field(
-        default=None,
+        None,
         description="What it publishes of itself is recorded beside the client's times: {path: /metrics, port: null, step_s: 5}.",
     )
-    concurrency: int | None = Field(
-        default=None,
-        ge=1,
-        le=4096,
-        description="Closed loop: requests in flight per server; null without `rate` means 1.",
+    concurrency: UpTo4096 | None = Field(
+        None, description="Closed loop: requests in flight per server; null without `rate` means 1."
     )
-    rate: float | None = Field(
-        default=None,
-        gt=0,
-        le=100_000,
-        description="Open loop: requests per second and server, however long answers take.",
-    )
+    rate: Rate | None = Field(None, description="Open loop: requests per second and server, however long answers take.")
     arrivals: ServerArrivals | None = Field(
-        default=None, description="With `rate`: poisson (null means it), constant or gamma."
+        None, description="With `rate`: poisson (null means it), constant or gamma."
     )
     burstiness: float | None = Field(
-        default=None,
+        None,
         ge=0.01,
         le=1000,
         description="gamma: shape of the distribution of the intervals; 1: Poisson, below: in bursts, above: evener.",
     )
-    ramp_to: float | None = Field(
-        default=None,
-        gt=0,
-        le=100_000,
+    ramp_to: Rate | None = Field(
+        None,
         description="With `rate`: change it evenly to this one in the recording, requests per second and server; null: it stays.",
     )
     trace: TraceSpec | None = Field(
-        default=None,
+        None,
         description="Open loop: each server is asked at the times of a trace, with its lengths, e.g. {file: trace.jsonl, factor: 2}.",
     )
-    max_in_flight: int = Field(
-        default=1024,
-        ge=1,
-        le=4096,
-        description="With `rate` or `trace`: requests on their way at once; more wait, and their latency counts.",
+    max_in_flight: UpTo4096 = Field(
+        1024, description="With `rate` or `trace`: requests on their way at once; more wait, and their latency counts."
     )
-    request_timeout_s: float = Field(
-        default=60.0, gt=0, le=86_400, description="Seconds after which a request without a whole answer has failed."
+    request_timeout_s: WithinADay = Field(
+        60.0, description="Seconds after which a request without a whole answer has failed."
     )
 
     @property
@@ -294,7 +291,7 @@ class ServerSpec(StrictModel):
     @property
     def streams(self) -> bool:
         """Answers come token by token."""
-        return self.protocol in {*OPENAI, Protocol.OWN} and self.stream
+        return self.protocol in _OF_PROTOCOLS["stream"] and self.stream
 
     @property
     def target(self) -> str:
@@ -324,11 +321,6 @@ class ServerSpec(StrictModel):
         ramp = "" if self.ramp_to is None else f", in the recording evenly to {self.ramp_to:g}"
         return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second{ramp}"
 
-    @field_validator("url", mode="before")
-    @classmethod
-    def _one_or_several(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
-
     @model_validator(mode="after")
     def _started_or_running(self) -> ServerSpec:
         """No message shows an address: it may hold a password."""
@@ -348,20 +340,18 @@ class ServerSpec(StrictModel):
             )
         if len({url.rstrip("/") for url in self.url}) < len(self.url):
             raise ValueError("`url` names an address twice: each replica asks a server of its own.")
-        for name in _OF_A_COMMAND if self.url else ():
-            if self.differs(name):
-                raise ValueError(f"`{name}` has no effect on a server that runs already: leave it out.")
+        if self.url and (name := self.differs(*_OF_A_COMMAND)):
+            raise ValueError(f"`{name}` has no effect on a server that runs already: leave it out.")
+        of_an_image = [name for name in _OF_AN_IMAGE if name != "secret_env" or not self.url]
+        if self.image is None and (name := self.differs(*of_an_image)):
+            raise ValueError(f"`{name}` is of a container: give its `image`, or leave it out.")
+        if self.image is None and set(self.secret_env) - {self.api_key_env}:
+            raise ValueError("with `url`, `secret_env` holds the key that `api_key_env` names, and nothing else.")
         return self
 
     @model_validator(mode="after")
     def _in_a_container(self) -> ServerSpec:
         if self.image is None:
-            of_an_image = [name for name in _OF_AN_IMAGE if name != "secret_env" or not self.url]
-            given = next(filter(self.differs, of_an_image), None)
-            if given is not None:
-                raise ValueError(f"`{given}` is of a container: give its `image`, or leave it out.")
-            if set(self.secret_env) - {self.api_key_env}:
-                raise ValueError("with `url`, `secret_env` holds the key that `api_key_env` names, and nothing else.")
             return self
         refuse_lower(self.reserve, self.limit)
         if any(REPLICA_PLACEHOLDER in text for text in self._texts):
@@ -369,11 +359,6 @@ class ServerSpec(StrictModel):
         if self.port == METRICS_PORT:
             raise ValueError(
                 f"port {METRICS_PORT} of a pod has the /metrics of the replica: choose another `port`, and tell it the server."
-            )
-        secret = next((name for name in self.env if _SECRET.fullmatch(name)), None)
-        if secret is not None:
-            raise ValueError(
-                f"{secret} in `env` holds a key, and file and pod show it: name a Secret in `secret_env`, e.g. {{{secret}: name/key}}."
             )
         if self.api_key_env is not None and self.api_key_env not in self.secret_env:
             raise ValueError(
@@ -400,26 +385,22 @@ class ServerSpec(StrictModel):
     @model_validator(mode="after")
     def _no_key_in_the_file(self) -> ServerSpec:
         parameters = [name for name, _ in parse_qsl(urlsplit(self.path or "").query, keep_blank_values=True)]
-        secret = next((name for name in [*self.headers, *parameters] if _SECRET.fullmatch(name)), None)
+        shown = [*self.headers, *parameters, *(self.env if self.image else ())]
+        secret = next((name for name in shown if _SECRET.fullmatch(name)), None)
         if secret is not None:
             raise ValueError(
-                f"{secret} holds a key, and the file is kept with the results: name a variable that holds it in `api_key_env`, "
-                "and the header in `api_key_header`."
+                f"{secret} holds a key, and the file is kept with the results: name a variable that holds it in `api_key_env` (its header "
+                f"in `api_key_header`); of a container, a Secret in `secret_env`, e.g. {{{secret}: name/key}}."
             )
         return self
 
     @model_validator(mode="after")
     def _told_its_port(self) -> ServerSpec:
-        has_port = any(PORT_PLACEHOLDER in text for text in self._texts)
-        if self.image and not has_port and self.port is None:
+        told = any(PORT_PLACEHOLDER in text for text in self._texts)
+        if not (told or self.url or (self.image and self.port)):
             raise ValueError(
-                f"nothing tells the image its port: say {PORT_PLACEHOLDER} in `args`, `command` or `env`, or give the `port` that it takes "
-                "by itself."
-            )
-        if self.command and not self.image and not has_port:
-            raise ValueError(
-                f"neither `command` nor `env` holds {PORT_PLACEHOLDER}: every replica must be told its own port, "
-                "e.g. command: [serve, --port, '{port}']."
+                f"nothing tells the server its port: say {PORT_PLACEHOLDER} in `command`, `args` or `env`, e.g. command: "
+                "[serve, --port, '{port}']; an `image` may have a `port` that it takes by itself."
             )
         return self
 
@@ -427,31 +408,30 @@ class ServerSpec(StrictModel):
     def _one_kind_of_load(self) -> ServerSpec:
         if sum(load is not None for load in (self.rate, self.trace, self.concurrency)) > 1:
             raise ValueError("`rate` and `trace` are open loops and `concurrency` a closed one: keep one of them.")
-        for name in ("arrivals", "ramp_to") if self.rate is None else ():
-            if getattr(self, name) is not None:
-                raise ValueError(f"`{name}` has no effect without `rate`.")
-        texts = self.requests.model_copy(update=dict.fromkeys(("tokenizer", "image", "audio")))
-        if self.trace is not None and (texts != RequestsSpec() or self.protocol in OPEN_INFERENCE):
+        if self.rate is None and (name := self.differs("arrivals", "ramp_to")):
+            raise ValueError(f"`{name}` has no effect without `rate`.")
+        if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
+            raise ValueError("arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one.")
+        texts = self.requests.differs("file", "input_tokens", "output_tokens")
+        if self.trace is not None and (texts or self.protocol in OPEN_INFERENCE):
             raise ValueError(
                 "`trace` says how long texts are: leave `file`, `input_tokens` and `output_tokens` out of `requests`, and take another "
                 "protocol than oip and oip-grpc."
             )
-        if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
-            raise ValueError("arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one.")
         return self
 
     @model_validator(mode="after")
     def _images_and_sounds_have_a_place(self) -> ServerSpec:
-        for name, given in (("image", self.requests.image), ("audio", self.requests.audio)):
+        for name in ("image", "audio"):
+            given = self.requests.differs(name)
             in_body = self.protocol is Protocol.HTTP and f"{{{name}}}" in json.dumps(self.body)
-            if given is None:
-                if in_body:
-                    raise ValueError(f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`.")
-            elif self.requests.file is not None:
+            if in_body and not given:
+                raise ValueError(f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`.")
+            if given and self.requests.file is not None:
                 raise ValueError(
                     f"`requests.file` says what is asked: leave `{name}` out, or put it into the file's `messages`."
                 )
-            elif self.protocol is not Protocol.OPENAI_CHAT and not in_body:
+            if given and not in_body and self.protocol is not Protocol.OPENAI_CHAT:
                 raise ValueError(
                     f"`requests.{name}` goes with protocol openai-chat, or with http and a `body` that holds {{{name}}}."
                 )
@@ -466,29 +446,12 @@ class ServerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _fields_of_the_protocol(self) -> ServerSpec:
-        if self.protocol is not Protocol.HTTP and (
-            self.body is not None or self.method != "POST" or self.success != SuccessSpec()
-        ):
+        self.refuse_without_effect(self.protocol, _OF_PROTOCOLS)
+        missing = next((name for name in _NEEDED.get(self.protocol, ()) if not self.differs(name)), None)
+        if missing is not None:
+            raise ValueError(f"protocol {self.protocol.value} needs `{missing}`.")
+        if self.requests.file is not None and self.protocol in {*OPEN_INFERENCE, Protocol.OWN}:
             raise ValueError(
-                "`body`, `method` and `success` belong to protocol http; OpenAI's take `extra_body`, oip takes `tensors`."
+                f"`requests.file` holds texts and bodies, which protocol {self.protocol.value} does not send: leave it out."
             )
-        streamless = not self.stream and self.protocol is not Protocol.OWN
-        if self.protocol not in OPENAI and (self.extra_body or streamless):
-            raise ValueError(
-                "`stream` and `extra_body` belong to OpenAI's protocols; http takes `body`, oip `tensors`."
-            )
-        if (self.protocol is Protocol.OWN) is (self.client is None):
-            raise ValueError("`client` is what speaks the protocol own: one goes with the other.")
-        if self.protocol is Protocol.OWN and (self.requests.file is not None or self.path is not None):
-            raise ValueError("a client of your own is given texts made here: leave `path` and `requests.file` out.")
-        if self.protocol is Protocol.HTTP and self.model is not None:
-            raise ValueError("`model` belongs to OpenAI's protocols and to oip; http takes `body`.")
-        if (self.protocol in OPEN_INFERENCE) is (self.tensors is None):
-            raise ValueError("`tensors` are what the protocols oip and oip-grpc send: one goes with the other.")
-        if self.protocol in OPEN_INFERENCE and self.model is None:
-            raise ValueError(f"protocol {self.protocol} needs `model`, its name at the server.")
-        if self.protocol in OPEN_INFERENCE and self.requests.file is not None:
-            raise ValueError(f"`requests.file` holds texts and bodies; protocol {self.protocol} sends its `tensors`.")
-        if self.protocol is Protocol.OIP_GRPC and self.path is not None:
-            raise ValueError("`path` belongs to HTTP; protocol oip-grpc always calls ModelInfer.")
         return self

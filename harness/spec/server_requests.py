@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from harness.spec.model import StrictModel
+from harness.spec.model import Count, Load, Port, StrictModel, Text, UpTo4096, UrlPath
 
 MOST_ELEMENTS = 10_000_000
 
@@ -17,9 +16,9 @@ class LengthSpec(StrictModel):
     """Lengths of synthetic texts: normally distributed, rounded, within bounds."""
 
     mean: float = Field(ge=1, le=1_000_000, description="Tokens on average, before the bounds.")
-    stddev: float = Field(default=0.0, ge=0, le=1_000_000, description="Standard deviation, tokens; 0: all alike.")
-    min: int = Field(default=1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
-    max: int = Field(default=1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
+    stddev: float = Field(0.0, ge=0, le=1_000_000, description="Standard deviation, tokens; 0: all alike.")
+    min: int = Field(1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
+    max: int = Field(1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
 
     @model_validator(mode="after")
     def _bounds_in_order(self) -> LengthSpec:
@@ -31,8 +30,8 @@ class LengthSpec(StrictModel):
 class ImageSpec(StrictModel):
     """A synthetic image."""
 
-    width: int = Field(ge=1, le=4096, description="Pixels.")
-    height: int = Field(ge=1, le=4096, description="Pixels.")
+    width: UpTo4096 = Field(description="Pixels.")
+    height: UpTo4096 = Field(description="Pixels.")
 
 
 class AudioSpec(StrictModel):
@@ -45,30 +44,29 @@ class RequestsSpec(StrictModel):
     """What is asked."""
 
     file: str | None = Field(
-        default=None,
+        None,
         description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`. Or "
         "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
     )
     input_tokens: LengthSpec = Field(
-        default=LengthSpec(mean=128),
+        LengthSpec(mean=128),
         description="Length of synthetic inputs; one short word counts as one token without `tokenizer`.",
     )
     output_tokens: LengthSpec = Field(
-        default=LengthSpec(mean=64), description="Tokens asked for (max_tokens), where the file does not say it."
+        LengthSpec(mean=64), description="Tokens asked for (max_tokens), where the file does not say it."
     )
-    tokenizer: str | None = Field(
-        default=None,
-        min_length=1,
+    tokenizer: Text | None = Field(
+        None,
         description="Folder with tokenizer.json, or that file, on this machine: synthetic texts have exactly the drawn number of its "
         "tokens. null means that one short word counts as one token.",
     )
     image: ImageSpec | None = Field(
-        default=None,
+        None,
         description="openai-chat: a PNG of noise beside the text; http: its base64, where the body says {image}. E.g. {width: 640, "
         "height: 480}; null: none.",
     )
     audio: AudioSpec | None = Field(
-        default=None,
+        None,
         description="openai-chat: a WAV of noise beside the text; http: its base64, where the body says {audio}. E.g. {seconds: 5}; "
         "null: none.",
     )
@@ -77,12 +75,11 @@ class RequestsSpec(StrictModel):
 class TraceSpec(StrictModel):
     """Requests that came somewhere, to come again."""
 
-    file: str = Field(
-        min_length=1,
+    file: Text = Field(
         description="JSONL in Mooncake's form: each line has `timestamp` (milliseconds), `input_length` and `output_length` "
-        "(tokens); sorted by time.",
+        "(tokens); sorted by time."
     )
-    factor: float = Field(default=1.0, gt=0, le=1_000_000, description="How many times as fast as it was.")
+    factor: Load = Field(1.0, description="How many times as fast as it was.")
 
 
 class Datatype(StrEnum):
@@ -106,11 +103,11 @@ class Datatype(StrEnum):
 class TensorSpec(StrictModel):
     """One input of a model behind the Open Inference Protocol."""
 
-    name: str = Field(min_length=1, description="As the model calls it.")
-    shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, description="E.g. [1, 3, 224, 224], batch included.")
+    name: Text = Field(description="As the model calls it.")
+    shape: list[Count] = Field(min_length=1, description="E.g. [1, 3, 224, 224], batch included.")
     datatype: Datatype = Field(description="FP32, INT64, BYTES, ...; BYTES are texts.")
     data: list[bool | int | float | str] | None = Field(
-        default=None,
+        None,
         description="Its elements, row by row; null means random ones from the seed (0 to 1, whole numbers 0 to 99), and for "
         "BYTES the text of the request. {prompt} is filled in.",
     )
@@ -130,18 +127,15 @@ class TensorSpec(StrictModel):
 class SuccessSpec(StrictModel):
     """Which answer counts as one."""
 
-    status: int = Field(default=200, ge=100, le=599, description="HTTP status.")
-    contains: str = Field(default="", description="Text that the body must hold; empty: any body.")
+    status: int = Field(200, ge=100, le=599, description="HTTP status.")
+    contains: str = Field("", description="Text that the body must hold; empty: any body.")
 
 
 class OwnMetricsSpec(StrictModel):
     """Where the server publishes metrics of its own, in Prometheus's text format."""
 
-    path: str = Field(default="/metrics", pattern=r"^/", description="Path of the page.")
-    port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_000,
-        description="Port of replica 0's, the others follow; null means the port of the requests.",
+    path: UrlPath = Field("/metrics", description="Path of the page.")
+    port: Port | None = Field(
+        None, description="Port of replica 0's, the others follow; null means the port of the requests."
     )
-    step_s: float = Field(default=5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")
+    step_s: float = Field(5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")

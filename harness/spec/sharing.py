@@ -8,9 +8,9 @@ import re
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from harness.spec.model import StrictModel
+from harness.spec.model import Apart, OneOrSeveral, Positive, StrictModel
 
 
 class Sharing(StrEnum):
@@ -75,15 +75,19 @@ class MpsLimits(_Limits):
     """What MPS allows each replica of one experiment."""
 
     share: Share = ALL
-    pinned_memory_gb: float | None = Field(default=None, gt=0)
-    swept: bool = Field(default=False, description="The campaign has several, so that ids name them.")
+    pinned_memory_gb: Positive | None = None
+    swept: bool = Field(False, description="The campaign has several, so that ids name them.")
+
+    def _said(self, of_share: str = "", of_memory: str = "") -> str:
+        """The limits that there are, each with what is said of it."""
+        share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
+        memory = "" if self.pinned_memory_gb is None else f"{self.pinned_memory_gb:g} GB{of_memory}"
+        return ", ".join(filter(None, ("" if share == ALL else f"{share}{of_share}", memory)))
 
     @property
     def label(self) -> str:
         """In a few words, e.g. ``2/N, 10 GB`` or ``25 %``; empty without any limit."""
-        share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
-        memory = "" if self.pinned_memory_gb is None else f"{self.pinned_memory_gb:g} GB"
-        return ", ".join(filter(None, ("" if share == ALL else share, memory)))
+        return self._said()
 
     @property
     def identity(self) -> str:
@@ -93,12 +97,7 @@ class MpsLimits(_Limits):
 
     def in_words(self) -> str:
         """E.g. ``1/N of the multiprocessors, 10 GB of GPU memory``; "no limit" without any."""
-        share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
-        limits = [
-            "" if share == ALL else f"{share} of the multiprocessors",
-            f"{self.pinned_memory_gb:g} GB of GPU memory" if self.pinned_memory_gb is not None else "",
-        ]
-        return ", ".join(filter(None, limits)) or "no limit"
+        return self._said(" of the multiprocessors", " of GPU memory") or "no limit"
 
     def among(self, replicas: int) -> MpsLimits:
         """The same with its share as a percentage, for whoever does not see all of ``replicas``."""
@@ -116,36 +115,17 @@ class MpsLimits(_Limits):
 class MpsSpec(_Limits):
     """What MPS allows each replica; every combination of several values is measured."""
 
-    share: list[Share] = Field(
-        default=[ALL],
+    share: Annotated[list[Share], OneOrSeveral, Apart] = Field(
+        [ALL],
         min_length=1,
         description="Share of the GPU's multiprocessors that each replica may use, one or several: all, a percentage, or a part "
         "of the N replicas on a GPU, e.g. [all, 2/N, 1/N] or [100, 25, 12.5].",
     )
-    pinned_memory_gb: list[float | None] = Field(
-        default=[None],
+    pinned_memory_gb: Annotated[list[Positive | None], OneOrSeveral, Apart] = Field(
+        [None],
         min_length=1,
         description="GPU memory that each replica may allocate, GB, one or several; null means no limit.",
     )
-
-    @field_validator("share", "pinned_memory_gb", mode="before")
-    @classmethod
-    def _one_or_several(cls, given: Any) -> Any:
-        return given if isinstance(given, list) else [given]
-
-    @field_validator("pinned_memory_gb")
-    @classmethod
-    def _some_memory(cls, sizes: list[float | None]) -> list[float | None]:
-        if any(size is not None and size <= 0 for size in sizes):
-            raise ValueError("a limit on memory is above 0 GB; null means none.")
-        return sizes
-
-    @field_validator("share", "pinned_memory_gb")
-    @classmethod
-    def _each_once(cls, values: list[object]) -> list[object]:
-        if len(set(values)) != len(values):
-            raise ValueError("the same limit is listed twice.")
-        return values
 
     def limits(self) -> list[MpsLimits]:
         """Every combination, in the order of the shares."""
@@ -166,7 +146,7 @@ class TimeSlice(StrictModel):
     """How long the turns of one experiment are."""
 
     interval: Interval
-    swept: bool = Field(default=False, description="The campaign has several, so that ids name them.")
+    swept: bool = Field(False, description="The campaign has several, so that ids name them.")
 
 
 Setting = tuple[MpsLimits | None, TimeSlice | None]

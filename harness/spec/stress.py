@@ -9,8 +9,8 @@ from enum import StrEnum
 from pydantic import Field, model_validator
 
 from harness.spec.condition import MAX_REPLICAS
-from harness.spec.model import StrictModel
-from harness.spec.workload import MAX_BATCH, WorkloadSpec
+from harness.spec.model import Load, NotNegative, Positive, StrictModel
+from harness.spec.workload import WorkloadSpec
 
 DEFAULT_FACTOR = 2.0
 MAX_POINTS = 256
@@ -40,42 +40,40 @@ class StressSpec(StrictModel):
     """How the load is raised, and what counts as broken besides death, errors and memory."""
 
     load: StressLoad = Field(
-        default=StressLoad.REPLICAS,
+        StressLoad.REPLICAS,
         description="What is raised: replicas, rate (requests per second and replica, of a scenario server or http) or batch "
         "(inputs in a request: how far is it worth it, and what fits).",
     )
-    first: float = Field(default=1.0, gt=0, le=1e6, description="Load of the first point.")
-    most: float = Field(default=64.0, gt=0, le=1e6, description="Load of the last point, if nothing broke before.")
+    first: Load = Field(1.0, description="Load of the first point.")
+    most: Load = Field(64.0, description="Load of the last point, if nothing broke before.")
     factor: float | None = Field(
-        default=None, gt=1, le=100, description="From one point to the next; null means 2, unless `step` is given."
+        None, gt=1, le=100, description="From one point to the next; null means 2, unless `step` is given."
     )
-    step: float | None = Field(default=None, gt=0, le=1e6, description="Added from one point to the next, instead.")
-    latency_limit_ms: dict[Percentile, float] = Field(
-        default_factory=dict, description="Percentiles that must stay below, milliseconds, e.g. {p99: 50}; {} is none."
+    step: Load | None = Field(None, description="Added from one point to the next, instead.")
+    latency_limit_ms: dict[Percentile, Positive] = Field(
+        {}, description="Percentiles that must stay below, milliseconds, e.g. {p99: 50}; {} is none."
     )
     least_gain_percent: float = Field(
-        default=5.0,
+        5.0,
         ge=0,
         le=100,
         description="Growth of the throughput per doubling of the load: below it, more load brings nothing; 0: whatever it brings.",
     )
     memory_limit_percent: float = Field(
-        default=85.0, gt=0, le=100, description="Of the GPU's memory, that may be in use while the batch is raised."
+        85.0, gt=0, le=100, description="Of the GPU's memory, that may be in use while the batch is raised."
     )
 
     precision: float | None = Field(
-        default=None,
+        None,
         ge=0.01,
         le=1,
         description="Halve the way between the last good point and the next one until they lie so close, e.g. 0.1: 10 %; null: "
         "the points are all.",
     )
-    price_per_gpu_hour: float | None = Field(
-        default=None, ge=0, description="With `slo`: of one GPU, in your currency, for the price of a million tokens."
+    price_per_gpu_hour: NotNegative | None = Field(
+        None, description="With `slo`: of one GPU, in your currency, for the price of a million tokens."
     )
-    price_per_kwh: float | None = Field(
-        default=None, ge=0, description="With `slo`: likewise, of the energy of the GPUs."
-    )
+    price_per_kwh: NotNegative | None = Field(None, description="With `slo`: likewise, of the energy of the GPUs.")
 
     @model_validator(mode="after")
     def _loads_can_be(self) -> StressSpec:
@@ -88,8 +86,6 @@ class StressSpec(StrictModel):
             if odd is not None:
                 kind = "replicas" if self.load is StressLoad.REPLICAS else "batches"
                 raise ValueError(f"{kind} are whole numbers, and {odd:g} is none.")
-        if self.load is StressLoad.BATCH and self.most > MAX_BATCH:
-            raise ValueError(f"`most` {self.most:g} is above the largest batch, {MAX_BATCH}.")
         if self.load is StressLoad.REPLICAS:
             if self.most > MAX_REPLICAS:
                 raise ValueError(f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run.")
@@ -97,8 +93,6 @@ class StressSpec(StrictModel):
             raise ValueError(
                 f"more than {MAX_POINTS} points lie between `first` and `most`: raise `step` or `factor`, or lower `most`."
             )
-        if any(limit <= 0 for limit in self.latency_limit_ms.values()):
-            raise ValueError("a latency limit must be above 0 ms.")
         return self
 
     def _steps(self) -> float:
@@ -109,29 +103,29 @@ class StressSpec(StrictModel):
 
     def loads(self) -> list[float]:
         """Every load up to the most, ascending; the last is ``most`` itself."""
-        found = [self.first]
-        while found[-1] < self.most:
-            following = found[-1] + self.step if self.step else found[-1] * (self.factor or DEFAULT_FACTOR)
+        loads = [self.first]
+        while loads[-1] < self.most:
+            following = loads[-1] + self.step if self.step else loads[-1] * (self.factor or DEFAULT_FACTOR)
             if self.load is not StressLoad.RATE:
-                following = max(math.floor(following), found[-1] + 1)
-            found.append(min(following, self.most))
-        return found
+                following = max(math.floor(following), loads[-1] + 1)
+            loads.append(min(following, self.most))
+        return loads
 
     def grid(self) -> list[float]:
         """Every load that may be measured, ascending: ``loads``, and between them those that halving can come to."""
         loads = self.loads()
         if self.precision is None:
             return loads
-        found = [loads[0]]
+        grid = [loads[0]]
         for low, high in itertools.pairwise(loads):
             parts = 2 ** max(0, math.ceil(math.log2(math.log(high / low) / math.log1p(self.precision))))
             between = [low * (high / low) ** (part / parts) for part in range(1, parts)]
-            if self.load is not StressLoad.RATE:
-                between = [float(round(load)) for load in between]
-            else:
-                between = [float(f"{load:.{DIGITS}g}") for load in between]
-            found += [*sorted({load for load in between if low < load < high}), high]
-        return found
+            rounded = {self._rounded(load) for load in between}
+            grid += [*sorted(load for load in rounded if low < load < high), high]
+        return grid
+
+    def _rounded(self, load: float) -> float:
+        return float(f"{load:.{DIGITS}g}") if self.load is StressLoad.RATE else float(round(load))
 
     def at_most(self) -> list[float]:
         """As many loads as are measured at most: every point, and one for each time that the way between two is halved."""
@@ -144,18 +138,17 @@ class StressSpec(StrictModel):
         """The workload at one load. Raises ValueError where a rate is raised and the workload has none."""
         if self.load is StressLoad.REPLICAS:
             return workload
+        family = {"model": workload.model if workload.own else workload.target, "variant_of": workload.name}
         if self.load is StressLoad.BATCH:
-            model = workload.model if workload.own else workload.target
-            values = {"name": f"{workload.name}-b{load:.0f}", "model": model, "batch_size": int(load)}
-            return workload.model_copy(update={**values, "variant_of": workload.name})
+            batch = {"name": f"{workload.name}-b{load:.0f}", "batch_size": int(load)}
+            return workload.model_copy(update=family | batch)
         name = f"{workload.name}-rate-{self._named(load)}".replace(".", "-").replace("+", "")
-        model = workload.model if workload.own else workload.target
-        return workload.at_rate(load).model_copy(update={"name": name, "model": model, "variant_of": workload.name})
+        return workload.at_rate(load).model_copy(update=family | {"name": name})
 
     def _named(self, load: float) -> str:
         """The load in as few digits, from six on, as tell all loads apart."""
         loads = self.grid()
         for digits in range(NAMED_DIGITS, EXACT_DIGITS):
-            if len({f"{each:.{digits}g}" for each in loads}) == len(loads):
+            if len({f"{other:.{digits}g}" for other in loads}) == len(loads):
                 return f"{load:.{digits}g}"
         return f"{load:.{EXACT_DIGITS}g}"

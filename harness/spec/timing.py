@@ -1,14 +1,103 @@
-"""How long every phase of an experiment takes."""
+"""How long every phase of an experiment takes, and when to measure no more: as soon as what is wanted is known well enough."""
 
 from __future__ import annotations
 
 import math
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from harness.spec.model import KUBERNETES, Lacking, StrictModel
-from harness.spec.stopping import StopWhenKnown
+from harness.spec.model import (
+    KUBERNETES,
+    Apart,
+    Fraction,
+    Lacking,
+    Positive,
+    StrictModel,
+    UpToADay,
+    UpToTenMinutes,
+    WithinADay,
+)
+
+FIRST_LOOK = 3
+"""Repeats of every cell before the first look: the spread of two runs says next to nothing."""
+MOST_REPEATS = 100
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+class KnownMetric(StrEnum):
+    """A figure that can be judged while it is recorded."""
+
+    THROUGHPUT = "throughput"
+    LATENCY_P50 = "latency_p50_exact"
+    LATENCY_P95 = "latency_p95_exact"
+    LATENCY_P99 = "latency_p99_exact"
+
+    @classmethod
+    def _missing_(cls, value: object) -> KnownMetric | None:
+        return cls.__members__.get(str(value).upper())  # Campaigns of earlier versions say latency_p99.
+
+
+KnownMetrics = Annotated[list[KnownMetric], Field(min_length=1), Apart]
+
+
+class StopWhenKnown(StrictModel):
+    """What has to be known, how well, and how soon that may be believed."""
+
+    metrics: KnownMetrics = Field(
+        [KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P50, KnownMetric.LATENCY_P99],
+        description="Figures that must be known: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact; of all replicas together.",
+    )
+    relative_half_width: Fraction = Field(
+        0.02, description="Half of each figure's 95 % interval, as a share of the figure, at which it counts as known."
+    )
+    min_s: float = Field(30.0, ge=1, le=86_400, description="Seconds recorded in any case; record_s is the most.")
+
+
+class UntilKnown(StrictModel):
+    """What the repeats have to tell, and how long they may take."""
+
+    compare: KnownMetrics = Field(
+        [KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P99],
+        description="Figures to tell apart: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact.",
+    )
+    within: Fraction = Field(
+        0.05,
+        description="Share by which two figures may differ and count as equal; of a cell that is compared with none, "
+        "half of the interval, as a share of the figure.",
+    )
+    decide: float = Field(
+        0.95, ge=0.5, lt=1, description="Probability with which all answers of the campaign are right, over all looks."
+    )
+    max: int = Field(30, ge=FIRST_LOOK, le=MOST_REPEATS, description="Most repeats of a cell.")
+    budget: str | None = Field(
+        None,
+        pattern=r"^[0-9]+(\.[0-9]+)? ?(s|min|h)$",
+        description="Time that all steps may take together, e.g. 2 h, 90 min or 600 s; null means as long as it takes.",
+    )
+
+    @property
+    def budget_s(self) -> float:
+        """The budget in seconds; infinite without one."""
+        if self.budget is None:
+            return math.inf
+        number = self.budget.rstrip("smhin ")
+        return float(number) * _SECONDS[self.budget.removeprefix(number).strip()]
+
+
+class Repeats(StrictModel):
+    """Repeats in blocks of one of every cell, until what is asked is known."""
+
+    until_known: UntilKnown = Field(description="What is asked; {} takes every default.")
+
+
+RepeatsOrNumber = Annotated[
+    Annotated[int, Field(ge=1, le=MOST_REPEATS), Tag("given number")] | Annotated[Repeats, Tag("repeats until known")],
+    Discriminator(lambda given: "repeats until known" if isinstance(given, dict | Repeats) else "given number"),
+]
+"""Told apart by what is there, so that a fault is one of the branch that was meant."""
+
 
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
@@ -32,35 +121,30 @@ class Timing(StrictModel):
     """Seconds of every phase of an experiment."""
 
     preset: Literal["short", "standard", "long"] = Field(
-        default="standard",
+        "standard",
         description="The phases that are not given: standard is 30 s to stabilise, 120 s recorded and 10 s of rest, "
         "long is 300, 3600 and 120, short is 5, 10 and 0 at a step of 1 s (on Kubernetes at a step of scrape_interval_s, "
         "for 8 steps if they last longer): the default with repeats.until_known.",
     )
-    step_s: float = Field(default=5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
-    stabilise_s: float = Field(default=30.0, ge=0, le=86_400, description="Seconds to run before recording.")
-    record_s: float = Field(
-        default=120.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps."
-    )
+    step_s: float = Field(5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
+    stabilise_s: UpToADay = Field(30.0, description="Seconds to run before recording.")
+    record_s: float = Field(120.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps.")
     stop_when_known: StopWhenKnown | None = Field(
-        default=None,
+        None,
         description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
         "E.g. {metrics: [throughput, latency_p50_exact], relative_half_width: 0.02, min_s: 30}.",
     )
-    cooldown_s: float = Field(
-        default=10.0,
-        ge=0,
-        le=86_400,
-        description="Seconds of rest after the clean-up; at most, when a GPU temperature is asked for.",
+    cooldown_s: UpToADay = Field(
+        10.0, description="Seconds of rest after the clean-up; at most, when a GPU temperature is asked for."
     )
     cooldown_gpu_celsius: float | None = Field(
-        default=None,
+        None,
         gt=0,
         lt=120,
         description="End the cool-down as soon as every GPU is at or below this; null means by the clock alone.",
     )
-    rate_window_s: float | None = Field(
-        default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
+    rate_window_s: Positive | None = Field(
+        None, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
     )
     telemetry_interval_s: Annotated[
         float,
@@ -69,13 +153,9 @@ class Timing(StrictModel):
             "a cluster's GPUs are read by their exporter, as often as Prometheus scrapes it",
             "Remove it: `telemetry.csv` has a row for each scrape.",
         ),
-    ] = Field(default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series.")
-    ready_timeout_s: float = Field(
-        default=300.0, gt=0, le=86_400, description="Seconds a replica may take until it serves."
-    )
-    drain_timeout_s: float = Field(
-        default=10.0, gt=0, le=600, description="Seconds a replica may take to end after SIGTERM."
-    )
+    ] = Field(0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series.")
+    ready_timeout_s: WithinADay = Field(300.0, description="Seconds a replica may take until it serves.")
+    drain_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds a replica may take to end after SIGTERM.")
 
     @property
     def window_s(self) -> float:

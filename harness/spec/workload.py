@@ -1,17 +1,16 @@
-"""What one replica runs."""
+"""What one replica runs; lists in a workload of the campaign file are one workload for every combination."""
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from harness.spec.axes import or_list
-from harness.spec.model import KUBERNETES, Lacking, StrictModel
+from harness.spec.model import KUBERNETES, Cpus, FactoryPath, Lacking, Positive, StrictModel, nearest
 from harness.spec.scenario import ScenarioKind, ScenarioSpec
 from harness.spec.server import ServerSpec
 
@@ -78,7 +77,25 @@ _NOT_OF_A_SERVER = (
     "trace",
 )
 _NOT_OF_THE_HOSTILE = ("batch_size", "precision", "execution", "checkpoint", "scenario")
-_FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+AXES = ("batch_size", "precision", "execution")
+"""Fields that may be lists; and so may every one of ``options``."""
+OPTIONS = "options"
+_BEFORE_THE_VALUE = {
+    "batch_size": "b",
+    "epochs": "e",
+    "samples": "s",
+    "precision": "",
+    "execution": "",
+    "model_size": "",
+}
+
+
+def or_list(schema: dict[str, Any]) -> None:
+    """For editors: the field may be a list of such values."""
+    outer: dict[str, Any] = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
+    inner = dict(schema)
+    schema.clear()
+    schema.update(outer, anyOf=[inner, {"type": "array", "items": inner, "minItems": 1}])
 
 
 class Precision(StrEnum):
@@ -120,18 +137,18 @@ class WorkloadSpec(StrictModel):
         description="Names the experiments: a built-in workload, or a name of your own together with `model` or `factory`.",
     )
     model: str | None = Field(
-        default=None,
+        None,
         description=f"Built-in workload to run: {', '.join((*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS))}; null means the one that `name` names.",
     )
     variant_of: str | None = Field(
-        default=None, description="Set by the harness: the workload that this is one setting or one rate of."
+        None, description="Set by the harness: the workload that this is one setting or one rate of."
     )
-    factory: str | None = Field(
-        default=None,
+    factory: FactoryPath | None = Field(
+        None,
         description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
     )
     batch_size: int = Field(
-        default=1,
+        1,
         ge=1,
         le=MAX_BATCH,
         json_schema_extra=or_list,
@@ -139,83 +156,67 @@ class WorkloadSpec(StrictModel):
         "every one of `options`.",
     )
     precision: Precision = Field(
-        default=Precision.FP32, json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list."
+        Precision.FP32, json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list."
     )
     execution: Execution = Field(
-        default=Execution.EAGER,
+        Execution.EAGER,
         json_schema_extra=or_list,
         description="eager, compiled (torch.compile) or cuda-graph, or a list.",
     )
-    device: Device = Field(default=Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
+    device: Device = Field(Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
     stream_priority: StreamPriority | None = Field(
-        default=None,
-        description="Of the CUDA stream that everything runs on: high or low; null means torch's default stream.",
+        None, description="Of the CUDA stream that everything runs on: high or low; null means torch's default stream."
     )
-    seed: int = Field(default=0, ge=0, description="Seed of random weights and synthetic inputs.")
+    seed: int = Field(0, ge=0, description="Seed of random weights and synthetic inputs.")
     checkpoint: str | None = Field(
-        default=None, description="Folder or file with local weights; null means random weights from `seed`."
+        None, description="Folder or file with local weights; null means random weights from `seed`."
     )
     inference_sleep_s: float = Field(
-        default=0.0, ge=0.0, le=3600.0, description="Pause between two requests, in seconds (INFERENCE_SLEEP)."
+        0.0, ge=0.0, le=3600.0, description="Pause between two requests, in seconds (INFERENCE_SLEEP)."
     )
     warmup_requests: int = Field(
-        default=5, ge=0, le=10_000, description="Requests served before the replica counts; they are not measured."
+        5, ge=0, le=10_000, description="Requests served before the replica counts; they are not measured."
     )
-    threads: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
-        description="CPU threads of one replica; null means torch's own choice, beside a GPU at most 4.",
+    threads: Cpus | None = Field(
+        None, description="CPU threads of one replica; null means torch's own choice, beside a GPU at most 4."
     )
     cpus_per_replica: Annotated[
-        int | None,
+        Cpus | None,
         Lacking(
             KUBERNETES,
             "the kubelet pins pods, and only where its CPU manager's policy is static and whole CPUs are requested as limits",
             "Use backend local.",
         ),
     ] = Field(
-        default=None,
-        ge=1,
-        le=1024,
+        None,
         description="CPUs of each replica's own, near its GPU, to which it is pinned; null means that Linux places it on any.",
     )
-    shared_cpus: int | None = Field(
-        default=None,
-        ge=1,
-        le=1024,
+    shared_cpus: Cpus | None = Field(
+        None,
         description="CPUs that replicas without a GPU share as others share one: the last of those there are; null means all.",
     )
-    memory_gb: float | None = Field(
-        default=None, gt=0, description="Memory one replica needs, for preflight; null means the built-in estimate."
+    memory_gb: Positive | None = Field(
+        None, description="Memory one replica needs, for preflight; null means the built-in estimate."
     )
     options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
+        {}, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
     )
     trace: bool = Field(
-        default=False,
+        False,
         description="Trace the kernels of a few requests once the recording is over: where the time of a request goes.",
     )
     scenario: ScenarioSpec | None = Field(
-        default=None,
+        None,
         description="How requests come; null means a closed loop: the next one when the last is answered. E.g. {kind: http, "
         "rate: 100, arrivals: poisson, latency_limit_ms: 50, max_wait_ms: 2, max_queue: 256, max_clients: 512}, {kind: offline, "
         "duration_s: 600} or {samples_per_query: 8, kind: multi-stream}.",
     )
-
     server: ServerSpec | None = Field(
-        default=None,
+        None,
         description="Your own server, started once per replica or running already, and asked over HTTP; see docs/servers.md. E.g. "
         "{command: [vllm, serve, /models/llama, --port, '{port}'], ready: {path: /health}, protocol: openai-chat, model: /models/llama, "
         "concurrency: 8} or {url: 'http://localhost:8000', protocol: openai-chat, model: llama, rate: 4}.",
     )
-
-    @field_validator("factory")
-    @classmethod
-    def _factory_is_a_path(cls, value: str | None) -> str | None:
-        if value is not None and not _FACTORY.match(value):
-            raise ValueError(f"{value!r} is not of the form module:callable, e.g. my_package.workload:make")
-        return value
 
     @property
     def family(self) -> str:
@@ -271,13 +272,10 @@ class WorkloadSpec(StrictModel):
             return self
         if self.factory is not None or self.model is not None:
             raise ValueError("`server` is a workload by itself: leave `model` and `factory` out.")
-        if name := self._first_set((*_NOT_OF_A_SERVER, *(("device", "cpus_per_replica") if self.server.url else ()))):
+        of_a_start = ("device", "cpus_per_replica") if self.server.url else ()
+        if name := self.differs(*_NOT_OF_A_SERVER, *of_a_start):
             raise ValueError(f"`{name}` has no effect on a server of your own: say it where the server is started.")
         return self
-
-    def _first_set(self, names: Iterable[str]) -> str:
-        """The first of these fields that is not its default; empty: none."""
-        return next(filter(self.differs, names), "")
 
     @model_validator(mode="after")
     def _known_or_own(self) -> WorkloadSpec:
@@ -285,24 +283,13 @@ class WorkloadSpec(StrictModel):
             return self
         if self.factory is not None and self.model is not None:
             raise ValueError("`model` names a built-in workload and `factory` one of your own: keep one of them.")
-        if self.factory is None and self.target == "chat":
-            raise ValueError(
-                "there is no built-in workload `chat`: text generation is measured with an engine of your own, e.g. server: "
-                "{command: [transformers, serve, MODEL, --port, '{port}', --continuous-batching], protocol: openai-chat}; "
-                "see docs/servers.md."
-            )
-        known = (*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS)
-        if self.factory is None and self.target not in known:
-            close = difflib.get_close_matches(self.target, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(known)}."
-            raise ValueError(
-                f"unknown workload {self.target!r}: {hint} One of your own needs `factory: module:callable`."
-            )
+        if self.factory is None:
+            self._refuse_unknown()
         if self.shared_cpus and self.cpus_per_replica:
             raise ValueError(
                 "CPUs are shared (`shared_cpus`) or each replica's own (`cpus_per_replica`): keep one of them."
             )
-        if self.target in HOSTILE_WORKLOADS and (name := self._first_set(_NOT_OF_THE_HOSTILE)):
+        if self.target in HOSTILE_WORKLOADS and (name := self.differs(*_NOT_OF_THE_HOSTILE)):
             raise ValueError(f"`{name}` has no effect on {self.target}, which is no model: leave it out.")
         if self.target == "resnet50-training" and self.batch_size == 1:
             raise ValueError("resnet50-training needs `batch_size` 2 or more: batch normalisation compares images.")
@@ -311,17 +298,24 @@ class WorkloadSpec(StrictModel):
                 "data-parallel-training has no `execution` cuda-graph: what two processes exchange over the host cannot be "
                 "recorded; use eager or compiled."
             )
-        if self.factory is None:
-            self._refuse_unknown_options()
         return self
 
-    def _refuse_unknown_options(self) -> None:
+    def _refuse_unknown(self) -> None:
+        """Raise ValueError for a workload that is not built in, or an option that it has not."""
+        if self.target == "chat":
+            raise ValueError(
+                "there is no built-in workload `chat`: text generation is measured with an engine of your own, e.g. server: "
+                "{command: [transformers, serve, MODEL, --port, '{port}', --continuous-batching], protocol: openai-chat}; "
+                "see docs/servers.md."
+            )
+        if self.target not in (known := (*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS)):
+            raise ValueError(
+                f"unknown workload {self.target!r}: {nearest(self.target, known)} One of your own needs `factory: module:callable`."
+            )
         known = WORKLOAD_OPTIONS.get(self.target, ())
-        for given in self.options:
-            if given not in (*known, *REMOVED_OPTIONS):
-                close = difflib.get_close_matches(given, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
-                raise ValueError(f"`options`: {self.target} has no option {given!r}; {hint}")
+        unknown = next((name for name in self.options if name not in {*known, *REMOVED_OPTIONS}), None)
+        if unknown is not None:
+            raise ValueError(f"`options`: {self.target} has no option {unknown!r}; {nearest(unknown, known)}")
 
     @property
     def processes_per_replica(self) -> int:
@@ -353,3 +347,54 @@ class WorkloadSpec(StrictModel):
         if self.scenario.kind is ScenarioKind.SINGLE_STREAM and self.batch_size != 1:
             raise ValueError("scenario single-stream sends one input at a time: leave `batch_size` at 1.")
         return self
+
+
+def settings_of(workloads: Any) -> Any:
+    """The workloads as the file gives them, those with lists taken apart. Raises ValueError for a list of nothing, or of a value twice."""
+    if not isinstance(workloads, list):
+        return workloads
+    return [setting for workload in workloads for setting in _taken_apart(workload)]
+
+
+def _taken_apart(workload: Any) -> list[Any]:
+    if not isinstance(workload, dict):
+        return [workload]
+    options = workload.get(OPTIONS)
+    fields: dict[tuple[str, ...], Any] = {(name,): workload.get(name) for name in AXES}
+    fields |= {(OPTIONS, name): value for name, value in (options if isinstance(options, dict) else {}).items()}
+    lists = {path: value for path, value in fields.items() if isinstance(value, list)}
+    for path, values in lists.items():
+        if not values or len({repr(value) for value in values}) < len(values):
+            raise ValueError(f"`{'.'.join(path)}` lists {'a value twice' if values else 'no value'}.")
+    return [
+        _setting(workload, dict(zip(lists, values, strict=True))) if lists else workload
+        for values in itertools.product(*lists.values())
+    ]
+
+
+def _setting(workload: Mapping[str, Any], values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """The workload with one value of each list, named after them: ``resnet50-b8-fp16``."""
+    name = str(workload.get("name", ""))
+    own = any(workload.get(key) for key in ("factory", "server", "model"))
+    setting = {**workload, **({} if own else {"model": name}), "variant_of": name}
+    setting[OPTIONS] = {**(workload.get(OPTIONS) or {}), **{path[1]: values[path] for path in values if path[1:]}}
+    setting |= {path[0]: values[path] for path in values if not path[1:]}
+    setting["name"] = "-".join([name, *(_named(path[-1], value) for path, value in values.items())])
+    return setting
+
+
+def _named(axis: str, value: Any) -> str:
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{value}".lower()).strip("-")
+    return f"{_BEFORE_THE_VALUE.get(axis, f'{axis}-'.replace('_', '-'))}{readable}"
+
+
+def values_of(workload: WorkloadSpec) -> dict[str, Any]:
+    """What a workload has on every axis, by field or option."""
+    return {**{name: getattr(workload, name) for name in AXES}, **workload.options}
+
+
+def axes_of(workloads: Sequence[WorkloadSpec]) -> list[str]:
+    """The axes on which workloads of one family differ, in the order of the file."""
+    settings = [values_of(workload) for workload in workloads]
+    names = dict.fromkeys(name for values in settings for name in values)
+    return [name for name in names if len({repr(values.get(name)) for values in settings}) > 1]

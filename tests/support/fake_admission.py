@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-from harness.spec.resources import amount
+from harness.spec.pods import amount
 from tests.support.fake_cluster_store import Refusal, Store, Target
 
 Object = dict[str, Any]

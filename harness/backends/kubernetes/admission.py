@@ -20,7 +20,7 @@ from harness.errors import ClusterError, Issue, IssueLevel
 from harness.sharing.mode import Object
 from harness.sharing.node import CAMPAIGN_LABEL
 from harness.spec import KubernetesSpec
-from harness.spec.resources import amount, in_words
+from harness.spec.pods import amount, quantity
 
 Amounts = dict[str, Decimal]
 OF_BYTES = ("memory", "ephemeral-storage")
@@ -249,7 +249,7 @@ def check_quotas(
                 continue
             alone = count > most
             own = not alone and api.list(pods_path(spec.namespace), labels=f"{CAMPAIGN_LABEL}={campaign_id}")
-            needs = in_words(count, of_bytes=key.endswith(OF_BYTES))
+            needs = quantity(count, of_bytes=key.endswith(OF_BYTES))
             yield Issue(
                 IssueLevel.WARNING if own else IssueLevel.ERROR,
                 "quota",

@@ -30,7 +30,7 @@ from harness.sharing.node import (
     unusable,
 )
 from harness.spec import KubernetesSpec, PullPolicy
-from harness.spec.resources import amount, in_words
+from harness.spec.pods import amount, quantity
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 CLUSTERS_TAINTS = "node.kubernetes.io/"
@@ -238,7 +238,7 @@ def _number(planned: Sequence[PlannedPods]) -> int:
 def _shown(key: str, value: Decimal) -> str:
     """Bytes are shortened to what a person reads; the comparison is exact."""
     mebi = (value / 2**20).to_integral_value() * 2**20
-    return in_words(mebi if key in OF_BYTES else value, of_bytes=key in OF_BYTES)
+    return quantity(mebi if key in OF_BYTES else value, of_bytes=key in OF_BYTES)
 
 
 def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> Iterator[Issue]:

@@ -34,9 +34,8 @@ from harness.spec import (
     WorkloadSpec,
 )
 from harness.spec.kubernetes import SharingBy
-from harness.spec.pods import Placement
+from harness.spec.pods import Placement, Resource
 from harness.spec.replica import ReplicaSpec
-from harness.spec.resources import Resource
 from harness.spec.server import METRICS_PORT as PORT
 from harness.spec.server import PORT_PLACEHOLDER
 from harness.spec.yaml_tree import SAFE_LOADER

@@ -8,7 +8,7 @@ import pytest
 from harness.backends.kubernetes import pods
 from harness.backends.kubernetes.nodes import not_ready, pressures, provenance
 from harness.results.manifest import Software
-from harness.spec.resources import amount, in_words
+from harness.spec.pods import amount, quantity
 
 READY = {"type": "Ready", "status": "True"}
 
@@ -276,8 +276,8 @@ def test_quantities(text, value):
 
 @pytest.mark.parametrize(("value", "text"), [(2**35, "32Gi"), (3 * 2**20, "3Mi"), (1000, "1000"), (0, "0")])
 def test_bytes_are_told_in_the_largest_unit_that_divides_them(value, text):
-    assert in_words(Decimal(value), of_bytes=True) == text
-    assert in_words(Decimal(value), of_bytes=False) == str(value)
+    assert quantity(Decimal(value), of_bytes=True) == text
+    assert quantity(Decimal(value), of_bytes=False) == str(value)
 
 
 SOFTWARE = Software(harness="0", git_commit=None, python="3", packages={})

@@ -95,7 +95,7 @@ def test_what_the_harness_tells_is_read_whole_and_variables_of_a_shell_change_no
         ("INFERENCE_SLEEP", "nan", "INFERENCE_SLEEP: must be a finite number"),
         ("REPLICA_CPUS", "a", "REPLICA_CPUS: "),
         ("RUN_SECONDS", "-1", "RUN_SECONDS: "),
-        ("WORKLOAD", "resnet5", r"WORKLOAD: unknown workload 'resnet5': did you mean resnet50\?"),
+        ("WORKLOAD", "resnet5", r"WORKLOAD: unknown workload 'resnet5': did you mean `resnet50`"),
         ("WORKLOAD_OPTIONS", "{", "WORKLOAD_OPTIONS is not JSON"),
         ("WORKLOAD_OPTIONS", "[1]", "WORKLOAD_OPTIONS: must be an object"),
         ("WORKLOAD_OPTIONS", '{"model_size": [1]}', "WORKLOAD_OPTIONS: model_size "),
@@ -122,7 +122,7 @@ def test_an_option_keeps_the_kind_of_its_default():
 
 def test_an_unknown_option_is_named_with_the_nearest_known_one():
     settings = Settings(workload="whisper", options={"new_token": 3})
-    with pytest.raises(SettingError, match=r"whisper has no option 'new_token'; did you mean new_tokens\?"):
+    with pytest.raises(SettingError, match=r"whisper has no option 'new_token'; did you mean `new_tokens`"):
         settings.known_options("model_size", "new_tokens")
 
 

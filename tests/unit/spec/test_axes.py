@@ -4,9 +4,9 @@ import pytest
 
 from harness.errors import CampaignFileError
 from harness.spec import CampaignSpec
-from harness.spec.axes import axes_of, values_of
 from harness.spec.load import parse_campaign
 from harness.spec.stress import StressSpec
+from harness.spec.workload import axes_of, values_of
 
 
 def parsed(workload: str) -> CampaignSpec:

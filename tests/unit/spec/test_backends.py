@@ -5,8 +5,7 @@ import re
 import pytest
 
 from harness.errors import CampaignFileError
-from harness.spec.backends import require
-from harness.spec.load import parse_campaign
+from harness.spec.load import parse_campaign, require
 from harness.spec.model import BACKENDS
 from scripts.pages import capabilities
 

@@ -11,8 +11,8 @@ from harness.campaign.source import read_source, shipped_names
 from harness.errors import CampaignFileError
 from harness.metrics.quality import steady_state
 from harness.spec import CampaignSpec, KubernetesSpec, Timing, UntilKnown
-from harness.spec.faults import first_in_words
 from harness.spec.load import parse_campaign
+from harness.spec.model import first_in_words
 from harness.spec.timing import short_by_scrapes
 from tests.unit.spec.short_file import CONDITIONS, GOOD, faults, models
 
@@ -32,11 +32,11 @@ def test_a_short_file_is_enough():
         (GOOD + "timing:\n  stepp_s: 5\n", "c.yaml:7: unknown key `timing.stepp_s`; did you mean `step_s`?"),
         (
             GOOD.replace("name: resnet50", "name: resnet5"),
-            "c.yaml:4: `workloads.0`: unknown workload 'resnet5': did you mean resnet50?",
+            "c.yaml:4: `workloads.0`: unknown workload 'resnet5': did you mean `resnet50`?",
         ),
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    options: {model_sise: tiny}"),
-            "c.yaml:5: `workloads.0`: `options`: resnet50 has no option 'model_sise'; did you mean model_size?",
+            "c.yaml:5: `workloads.0`: `options`: resnet50 has no option 'model_sise'; did you mean `model_size`?",
         ),
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    batchsize: 2"),
@@ -50,7 +50,7 @@ def test_a_short_file_is_enough():
             GOOD.replace("[1, 3]", "[100000]"),
             "c.yaml:5: `replicas.0`: must be at most 256 (found 100000).",
         ),
-        (GOOD.replace("[1, 3]", "[3, 3]"), "the same value is listed twice; use `repeats`"),
+        (GOOD.replace("[1, 3]", "[3, 3]"), "`replicas`: 3 is listed twice"),
         (
             GOOD.replace("[1, 3]", "['3']"),
             "c.yaml:5: `replicas.0`: must be a whole number (found '3'). It is a text: write 3.",
@@ -92,8 +92,11 @@ def test_a_short_file_is_enough():
         (GOOD + "sharing: [mps]\nmps: {active_thread_percentage: 800}\n", "above 0 and at most 100"),
         (GOOD + "sharing: [mps]\nmps: {share: [all, N/2]}\n", "a share is `all`, a number of percent, or a part"),
         (GOOD + "sharing: [mps]\nmps: {share: 0/N}\n", "a share is `all`, a number of percent, or a part"),
-        (GOOD + "sharing: [mps]\nmps: {share: [100, all]}\n", "the same limit is listed twice"),
-        (GOOD + "sharing: [mps]\nmps: {pinned_memory_gb: [null, 0]}\n", "above 0 GB; null means none"),
+        (GOOD + "sharing: [mps]\nmps: {share: [100, all]}\n", "`mps.share`: 'all' is listed twice"),
+        (
+            GOOD + "sharing: [mps]\nmps: {pinned_memory_gb: [null, 0]}\n",
+            "`mps.pinned_memory_gb.1`: must be greater than 0",
+        ),
         (GOOD.replace("[1, 3]", "[3]") + "sharing: [exclusive]\n", "no replica count is as low as `gpus` (1)"),
         ("{a: b}\n", "c.yaml:1: unknown key `a`; known here: name, "),
         (GOOD + "function-x: 1\n", "c.yaml:6: unknown key `function-x`"),
@@ -119,34 +122,46 @@ def test_a_short_file_is_enough():
             GOOD.replace("mine", "My Campaign"),
             "c.yaml:2: `name`: must be lower-case letters, digits and hyphens, at most 61, no",
         ),
-        (GOOD.replace("name: resnet50", "name: own\n    factory: nonsense"), "is not of the form module:callable"),
+        (
+            GOOD.replace("name: resnet50", "name: own\n    factory: nonsense"),
+            "`workloads.0.factory`: must match the pattern",
+        ),
         (GOOD.replace("name: resnet50", "name: a\n    model: whisper\n    factory: m:f"), "keep one of them"),
-        (GOOD.replace("name: resnet50", "name: resnet50\n  - name: resnet50"), "two workloads are called 'resnet50'"),
+        (
+            GOOD.replace("name: resnet50", "name: resnet50\n  - name: resnet50"),
+            "`workloads`: 'resnet50' is listed twice",
+        ),
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    device: cpu\n    execution: cuda-graph"),
             "execution cuda-graph needs a GPU",
         ),
         (CONDITIONS + "  - name: Beside\n", "c.yaml:8: `conditions.1.name`: must be lower-case letters, digits and hy"),
-        (CONDITIONS + "  - name: alone\n", "two conditions are called 'alone'"),
+        (CONDITIONS + "  - name: alone\n", "`conditions`: 'alone' is listed twice"),
         (
             CONDITIONS + "  - {name: b, neighbor: []}\n",
             "unknown key `conditions.1.neighbor`; did you mean `neighbours`?",
         ),
         (
             CONDITIONS + "  - {name: b, neighbours: [{workload: {name: resnet5}}]}\n",
-            "c.yaml:8: `conditions.1.neighbours.0.workload`: unknown workload 'resnet5': did you mean resnet50?",
+            "c.yaml:8: `conditions.1.neighbours.0.workload`: unknown workload 'resnet5': did you mean `resnet50`?",
         ),
         (
             CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper}}, {workload: {name: whisper}}]}\n",
-            "two neighbours are called 'whisper': raise `replicas`",
+            "neighbours`: 'whisper' is listed twice",
         ),
         (
             CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper, scenario: {kind: http, rate: 5}}}]}\n",
             "a neighbour cannot have scenario http",
         ),
         (CONDITIONS + "  - {name: b, layer: {}}\n", "a layer needs `prefix`, `environment` or `preload`"),
-        (CONDITIONS + "  - {name: b, layer: {prefix: ['']}}\n", "a word of the command is empty"),
-        (CONDITIONS + "  - {name: b, layer: {environment: {'A B': c}}}\n", "'A B' is no name of a variable"),
+        (
+            CONDITIONS + "  - {name: b, layer: {prefix: ['']}}\n",
+            "`conditions.1.layer.prefix.0`: must have at least 1 character",
+        ),
+        (
+            CONDITIONS + "  - {name: b, layer: {environment: {'A B': c}}}\n",
+            "`conditions.1.layer.environment.A B`: must match the pattern",
+        ),
         (
             CONDITIONS + "  - {name: b, layer: {preload: a.so, environment: {LD_PRELOAD: b.so}}}\n",
             "`preload` sets LD_PRELOAD: keep one of them",
@@ -337,7 +352,7 @@ def test_every_field_of_a_cluster_has_a_default():
             "{stop_when_known: {metrics: [latency_p90]}}",
             "'throughput', 'latency_p50_exact', 'latency_p95_exact' or 'latency_p99_exact'",
         ),
-        ("{stop_when_known: {metrics: [throughput, throughput]}}", "the same metric is listed twice"),
+        ("{stop_when_known: {metrics: [throughput, throughput]}}", "'throughput' is listed twice"),
         ("{stop_when_known: {metrics: []}}", "at least 1 item"),
         ("{stop_when_known: {relative_half_width: 0}}", "greater than 0"),
     ],
@@ -355,7 +370,7 @@ def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
         ("repeats: {until_known: {within: .nan}}\n", "not a finite number"),
         ("repeats: {until_known: {decide: 1}}\n", "`repeats.until_known.decide`: must be less than 1"),
         ("repeats: {until_known: {compare: [p42]}}\n", "'throughput', 'latency_p50_exact'"),
-        ("repeats: {until_known: {compare: [throughput, throughput]}}\n", "the same metric is listed twice"),
+        ("repeats: {until_known: {compare: [throughput, throughput]}}\n", "'throughput' is listed twice"),
         ("repeats: {until_known: {budget: 2 days}}\n", "must match the pattern"),
         (
             "repeats: {until_known: {budget: 1 min}}\n",
@@ -409,7 +424,7 @@ STRESS = GOOD.replace("replicas: [1, 3]\n", "")
         (STRESS + "stress: {first: 1.5}\n", "replicas are whole numbers, and 1.5 is none"),
         (STRESS + "stress: {most: 1000}\n", "above the 256 replicas"),
         (STRESS + "stress: {factor: 2, step: 1}\n", "keep one of them"),
-        (STRESS + "stress: {latency_limit_ms: {p99: 0}}\n", "above 0 ms"),
+        (STRESS + "stress: {latency_limit_ms: {p99: 0}}\n", "`stress.latency_limit_ms.p99`: must be greater than 0"),
         (STRESS + "stress: {latency_limit_ms: {p90: 1}}\n", "'p50', 'p95' or 'p99'"),
         (STRESS + "stress: {}\nconditions: [{name: a}]\n", "compares no `conditions`"),
         (STRESS + "stress: {load: rate}\n", "`replicas` is missing"),

@@ -12,8 +12,8 @@ from harness.campaign.source import read_source
 from harness.metrics.nvml import GpuFacts
 from harness.sharing.modes import Mps
 from harness.spec import CampaignSpec, KubernetesSpec
+from harness.spec.experiment import SloSpec
 from harness.spec.load import parse_campaign
-from harness.spec.slo import SloSpec
 from tests.unit.spec.short_file import GOOD, models
 
 

@@ -54,7 +54,7 @@ def test_what_two_processes_exchange_is_no_cuda_graph():
         ("resnet50", "cpus_per_replica: 0", "at least 1"),
         ("resnet50", "cpus_per_replica: 1, shared_cpus: 1", "keep one of them"),
         ("crash", "scenario: {kind: offline}", "`scenario` has no effect on crash"),
-        ("dram-hok", "seed: 1", "did you mean dram-hog"),
+        ("dram-hok", "seed: 1", "did you mean `dram-hog"),
     ],
 )
 def test_what_has_no_effect_is_refused(model, more, says):
