@@ -148,7 +148,7 @@ class Deployment(Protocol):
         ...
 
 
-class LoadPods(Protocol):
+class SendingPods(Protocol):
     """Pods that send requests."""
 
     def stop(self) -> tuple[list[Path], Sequence[str]]:
@@ -156,7 +156,7 @@ class LoadPods(Protocol):
         ...
 
 
-class Load(Protocol):
+class RunningLoad(Protocol):
     """Requests that are being sent."""
 
     def stop(self) -> list[str]:
@@ -164,7 +164,7 @@ class Load(Protocol):
         ...
 
 
-Send = Callable[[ExperimentSpec, Path, Sequence[Mapping[str, Any]]], Load]
+Send = Callable[[ExperimentSpec, Path, Sequence[Mapping[str, Any]]], RunningLoad]
 """Has requests sent to the replicas of an experiment: with the attempt's folder, and what each replica says of itself. Raises
 BackendError, StorageError."""
 
@@ -211,7 +211,7 @@ class Backend(Protocol):
 
     def load_pods(
         self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event
-    ) -> LoadPods | None:
+    ) -> SendingPods | None:
         """Pods that send requests by this plan; None: this machine reaches the replicas, and can send itself.
 
         Args:

@@ -93,9 +93,8 @@ def in_use(experiment: ExperimentSpec, replicas: Sequence[tuple[Device, Mapping[
     given_instance = os.environ.get(VISIBLE, "").startswith("MIG-")  # of which GPU, NVML's handles do not tell
     used: set[str] = set()
     for position, (device, status) in enumerate(replicas):
-        told = known & {str(status.get(fact)) for fact in ("device_uuid", "second_device_uuid")}
-        if told:
-            used |= told
+        if says := known & {str(status.get(fact)) for fact in ("device_uuid", "second_device_uuid")}:
+            used |= says
         elif dealt and Device.CPU not in {device, status.get("device")}:
             used |= known if given_instance else {dealt[position % len(dealt)].uuid}
     return frozenset(used)
@@ -142,7 +141,7 @@ def check_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator
 
 def _seated(experiment: ExperimentSpec) -> list[WorkloadSpec]:
     """The workload of every replica, in the order in which they are started."""
-    beside = [each.workload for each in experiment.neighbours for _ in range(each.replicas)]
+    beside = [it.workload for it in experiment.neighbours for _ in range(it.replicas)]
     return [experiment.workload] * experiment.replicas + beside
 
 

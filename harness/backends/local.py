@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,17 @@ from harness import supervisor
 from harness.backends.base import KILLED_FOR_MEMORY, RecordingRequest, ReplicaDeath, Send
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
-from harness.backends.local_replica import LocalReplica, ReplicaSlot, import_paths, replica_slots, slots_with_cpus
-from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end, end_strays
+from harness.backends.local_replica import (
+    CAMPAIGN_VARIABLE,
+    Lifeline,
+    LocalReplica,
+    ReplicaSlot,
+    await_end,
+    end_strays,
+    import_paths,
+    replica_slots,
+    slots_with_cpus,
+)
 from harness.cgroup import Cgroup
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, Issue, ReasonCode, ReplicaDiedError
@@ -165,11 +175,11 @@ class LocalDeployment:
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """What the replicas of each neighbour wrote of themselves."""
-        found: dict[str, list[Mapping[str, Any]]] = {}
+        statuses: dict[str, list[Mapping[str, Any]]] = {}
         for replica in self._replicas:
             if replica.slot.neighbour:
-                found.setdefault(replica.slot.neighbour, []).append(replica.status())
-        return found
+                statuses.setdefault(replica.slot.neighbour, []).append(replica.status())
+        return statuses
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on this machine's sources."""
@@ -194,7 +204,7 @@ class LocalDeployment:
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""
-        return in_use(self._experiment, [(_device(one.slot.workload), one.status()) for one in self._replicas])
+        return in_use(self._experiment, [(_device(it.slot.workload), it.status()) for it in self._replicas])
 
     def hottest_celsius(self) -> None:
         """None: the GPUs are this machine's."""
@@ -232,12 +242,9 @@ class LocalDeployment:
             replica.require_layer()
             replica.require_cpus()
             _refuse_silent_cpu(replica)
+            workload = replica.slot.workload
             # A client of MPS has been seen on the GPU already, and drivers do not agree how NVML lists it.
-            if (
-                not self._sharing.seen_on_gpu
-                and replica.slot.workload.server
-                and replica.slot.workload.device is Device.CUDA
-            ):
+            if not self._sharing.seen_on_gpu and workload.server and workload.device is Device.CUDA:
                 self._require_on_gpu(replica)
 
     def _require_on_gpu(self, replica: LocalReplica) -> None:
@@ -272,14 +279,15 @@ class LocalDeployment:
         deadline_s = self._clock.now_s() + timeout_s
         problems = []
         for replica in self._replicas:
-            code = self._await_end(replica, deadline_s)
+            code = None
+            with suppress(subprocess.TimeoutExpired):
+                code = replica.guard.wait(timeout=max(deadline_s - self._clock.now_s(), 0.01))
             if code is None:
                 problems.append(f"{replica.slot.name} did not drain within {timeout_s:g} s and was killed.")
             elif code != 0 and (replica.slot.neighbour, replica.slot.index) not in dead:
                 death = self._death(replica, code)
-                if death.neighbour in crashing(
-                    self._experiment.condition
-                ):  # and took those with it who were noticed first
+                # One that was to crash took those with it who were noticed first.
+                if death.neighbour in crashing(self._experiment.condition):
                     self._deaths.append(death)
                 else:
                     problems.append(str(death))
@@ -289,12 +297,6 @@ class LocalDeployment:
         if min(codes, default=0) < 0:
             end_strays(self._campaign_id)  # a guard that was killed itself has left what made a session of its own
         return problems
-
-    def _await_end(self, replica: LocalReplica, deadline_s: float) -> int | None:
-        try:
-            return replica.guard.wait(timeout=max(deadline_s - self._clock.now_s(), 0.01))
-        except subprocess.TimeoutExpired:
-            return None
 
     def _watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         alive = list(self._replicas)

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 
 from harness.backends.devices import check_cpus, nvml_names_our_processes, places
-from harness.backends.layer_check import check_layer
-from harness.backends.server_check import check_server
+from harness.backends.workload_check import check_layer, check_server
 from harness.cgroup import Cgroup
 from harness.errors import Issue, IssueLevel, ReasonCode, counted
 from harness.extras import absent, advice_on
@@ -70,17 +69,15 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Issue]:
         ]
     ]
     # Each workload once: one that runs already is connected to.
-    workloads = {one.model_dump_json(): one for experiment in experiments for one, _ in _workloads(experiment)}
-    findings += [found for one in workloads.values() for found in _check_workload(one, gpus, why_none)]
+    workloads = {it.model_dump_json(): it for experiment in experiments for it, _ in _workloads(experiment)}
+    findings += [issue for it in workloads.values() for issue in _check_workload(it, gpus, why_none)]
     return [*dict.fromkeys(findings), *_check_quota(), *_check_rivals()]
 
 
 def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
     """Everything that runs at once, with its replicas: the measured workload first."""
-    return [
-        (experiment.workload, experiment.replicas),
-        *((each.workload, each.replicas) for each in experiment.neighbours),
-    ]
+    beside = [(neighbour.workload, neighbour.replicas) for neighbour in experiment.neighbours]
+    return [(experiment.workload, experiment.replicas), *beside]
 
 
 def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Issue]:
@@ -211,10 +208,8 @@ def _check_factory(workload: WorkloadSpec) -> list[Issue]:
 def _importable(module: str) -> bool:
     """Whether the top package is there; the rest would need an import, which a replica does."""
     top = module.partition(".")[0]
-    if any(
-        (Path(folder) / top).is_dir() or (Path(folder) / f"{top}.py").is_file()
-        for folder in [str(Path.cwd()), *sys.path]
-    ):
+    places = [Path.cwd(), *map(Path, sys.path)]
+    if any((place / top).is_dir() or (place / f"{top}.py").is_file() for place in places):
         return True
     try:
         return importlib.util.find_spec(top) is not None
@@ -226,14 +221,8 @@ def _check_checkpoint(workload: WorkloadSpec) -> list[Issue]:
     if workload.checkpoint is None or Path(workload.checkpoint).exists():
         return []
     message = f"the workload {workload.family} loads {workload.checkpoint}, and there is nothing there."
-    return [
-        Issue(
-            IssueLevel.ERROR,
-            "checkpoint",
-            message,
-            "Give the path of a local file or folder, from where the harness is started.",
-        )
-    ]
+    advice = "Give the path of a local file or folder, from where the harness is started."
+    return [Issue(IssueLevel.ERROR, "checkpoint", message, advice)]
 
 
 def _check_quota() -> list[Issue]:

@@ -1,4 +1,7 @@
-"""One replica as a guarded process of this machine: how it is started, what it says of itself, how it is ended."""
+"""One replica as a process of this machine, which cannot outlive the harness: every one has a guard as its parent.
+
+Should somebody kill the guards, too, the next harness finds what is left by the mark of its campaign.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +19,8 @@ from typing import Any
 
 import psutil
 
+from harness import supervisor
 from harness.backends.devices import deal_cpus
-from harness.backends.supervised import Lifeline
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
 from harness.metrics.row_builder import ReplicaTarget
@@ -25,6 +28,11 @@ from harness.results import layout
 from harness.results.files import read_object
 from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec
 
+CAMPAIGN_VARIABLE = "HARNESS_CAMPAIGN_ID"
+"""In the environment of every process of a campaign: its id."""
+TERMINATE_S = 3.0
+END_S = 10.0
+"""What a supervisor takes to end everything below it, and more."""
 HEALTH_TIMEOUT_S = 2.0
 LAST_LINES = 5
 LAST_LINES_BYTES = 4096
@@ -60,13 +68,12 @@ class ReplicaSlot:
 def replica_slots(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlot]:
     """Every replica of an experiment: the measured ones first, then its neighbours in the order of the file."""
     layer = experiment.condition.layer if experiment.condition else None
-    measured = [ReplicaSlot(experiment.workload, index, folder, layer=layer) for index in range(experiment.replicas)]
-    beside = [
-        ReplicaSlot(each.workload, index, layout.neighbour_folder(folder, each.workload.name), each.workload.name)
-        for each in experiment.neighbours
-        for index in range(each.replicas)
-    ]
-    return [*measured, *beside]
+    slots = [ReplicaSlot(experiment.workload, index, folder, layer=layer) for index in range(experiment.replicas)]
+    for neighbour in experiment.neighbours:
+        name = neighbour.workload.name
+        place = layout.neighbour_folder(folder, name)
+        slots += [ReplicaSlot(neighbour.workload, index, place, name) for index in range(neighbour.replicas)]
+    return slots
 
 
 def slots_with_cpus(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlot]:
@@ -79,16 +86,7 @@ def slots_with_cpus(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlo
 
 
 class LocalReplica:
-    """A running replica, below its guard.
-
-    Args:
-        slot: which one.
-        environment: its settings, beside this process's own.
-        lifeline: ends it with the harness.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """A running replica, below its guard, with these settings beside the harness's own environment. Raises OSError."""
 
     def __init__(self, slot: ReplicaSlot, environment: Mapping[str, str], lifeline: Lifeline) -> None:
         self.slot = slot
@@ -167,9 +165,9 @@ class LocalReplica:
 
     def require_cpus(self) -> None:
         """Raise BackendError when Linux has it on other CPUs than those of its own."""
-        found = self.status().get("cpus")
-        if self.slot.cpus and found != list(self.slot.cpus):
-            raise BackendError(f"{self.slot.name} should run on the CPUs {list(self.slot.cpus)}, and says {found}.")
+        cpus = self.status().get("cpus")
+        if self.slot.cpus and cpus != list(self.slot.cpus):
+            raise BackendError(f"{self.slot.name} should run on the CPUs {list(self.slot.cpus)}, and says {cpus}.")
 
     def terminate(self) -> None:
         """Ask it to drain. A prefix that stays its parent may not pass signals on, so the replica itself gets it."""
@@ -216,3 +214,85 @@ def import_paths() -> str:
     own = str(Path(__file__).resolve().parents[2])
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join(dict.fromkeys(path for path in [own, str(Path.cwd()), *given] if path))
+
+
+class Lifeline:
+    """A pipe whose one end only this process holds: its end is the guards' signal that we are gone."""
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+
+    def start(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start ``command`` under a guard; it ends when the lifeline is cut.
+
+        Args:
+            command: program and arguments.
+            log: takes its output; must not exist.
+            environment: beside this process's own.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        log.parent.mkdir(exist_ok=True)
+        guard = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LIFELINE, str(self._read_end), *command]
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                guard,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                pass_fds=(self._read_end,),
+                start_new_session=True,
+            )
+
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """Have a guard end what is below it; the exit code."""
+        process.terminate()
+        return await_end(process)
+
+    def cut(self) -> None:
+        """End whatever still runs on it. Idempotent."""
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            os.close(self._read_end)
+            self._write_end = -1
+
+
+def await_end(process: subprocess.Popen[bytes], timeout_s: float = END_S) -> int:
+    """The exit code of a supervisor that was asked to end; one that does not, as it was stopped, is killed with all below it."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        for pid in [process.pid, *supervisor.descendants(process.pid)]:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return process.wait()
+
+
+def end_strays(campaign_id: str) -> list[str]:
+    """End every process that carries ``campaign_id``, this one and its children excepted.
+
+    Call only while holding the campaign's lock: then no living harness owns any of them.
+
+    Returns:
+        A sentence for each process ended.
+    """
+    mine = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    strays = [
+        process for process in psutil.process_iter() if process.pid not in mine and _carries(process, campaign_id)
+    ]
+    sentences = []
+    for process in strays:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            sentences.append(f"ended stray process {process.pid} of an earlier run.")
+    psutil.wait_procs(strays, timeout=TERMINATE_S)
+    return sentences
+
+
+def _carries(process: psutil.Process, campaign_id: str) -> bool:
+    try:
+        return process.environ().get(CAMPAIGN_VARIABLE) == campaign_id
+    except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, OSError):
+        return False  # of another user, or gone: not ours to end

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.backends.base import Backend, LoadPods
-from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end
+from harness.backends.base import Backend, SendingPods
+from harness.backends.local_replica import CAMPAIGN_VARIABLE, Lifeline, await_end
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors
@@ -67,7 +67,7 @@ def begin_load(
 class LoadShards:
     """Generators in pods, whose logs become one."""
 
-    def __init__(self, pods: LoadPods, folder: Path) -> None:
+    def __init__(self, pods: SendingPods, folder: Path) -> None:
         self._pods, self._log = pods, folder / LOAD_LOG
 
     def stop(self) -> list[str]:

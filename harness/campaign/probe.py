@@ -15,8 +15,7 @@ import numpy as np
 
 from harness import supervisor
 from harness.analysis.questions.time_slices import Slices, Turns, turns
-from harness.backends.local_replica import import_paths
-from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end
+from harness.backends.local_replica import CAMPAIGN_VARIABLE, Lifeline, await_end, import_paths
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
 from harness.sharing.mode import SharingSetup, ThisMachine

@@ -4,7 +4,7 @@ import time
 
 import psutil
 
-from harness.backends.supervised import CAMPAIGN_VARIABLE
+from harness.backends.local_replica import CAMPAIGN_VARIABLE
 
 DRAINED_S = 60.0
 """For replicas to end in: most take a tenth of a second, and beside others on a busy machine seconds."""

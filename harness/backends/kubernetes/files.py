@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.kubernetes.api import OwnedObject
-from harness.backends.server_check import check_files
+from harness.backends.workload_check import check_files
 from harness.errors import CampaignFileError, Issue, IssueLevel
 from harness.spec import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
 

@@ -12,7 +12,7 @@ from harness.backends.kubernetes import admission, files, monitoring, nodes, obj
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, KubernetesApi
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
-from harness.backends.layer_check import check_layer_of_image
+from harness.backends.workload_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, Issue, IssueLevel, PrometheusError
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.sharing.cluster import cluster_sharing

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.backends.supervised import end_strays
+from harness.backends.local_replica import end_strays
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from harness.analysis.client_result import evaluate
 from harness.backends import local, local_check
 from harness.backends.local import LocalBackend
-from harness.backends.server_check import check_server
+from harness.backends.workload_check import check_server
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import BackendError, ObjectiveMissedError, ReasonCode

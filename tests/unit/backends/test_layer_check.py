@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from harness.backends.layer_check import check_layer, check_layer_of_image
 from harness.backends.local_check import check_machine
+from harness.backends.workload_check import check_layer, check_layer_of_image
 from harness.errors import IssueLevel
 from harness.spec import ConditionSpec, LayerSpec
 from tests.support.experiments import experiment, neighbour

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from harness.backends import server_check
+from harness.backends import workload_check
 from harness.backends.local import replica_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import ReplicaSlot
-from harness.backends.server_check import check_server
+from harness.backends.workload_check import check_server
 from harness.replica.registry import find_factory
 from harness.replica.settings import from_environment
 from harness.spec import Timing, WorkloadSpec
@@ -65,7 +65,7 @@ def test_a_tokenizer_that_is_none_is_said_before_anything_starts(tmp_path, monke
     assert finding.advice == f"Mend {tmp_path}."
     local_tokenizers.letters().save(str(tmp_path / "tokenizer.json"))
     assert check_server("llm", spec) == []
-    monkeypatch.setattr(server_check, "absent", lambda *modules: list(modules))
+    monkeypatch.setattr(workload_check, "absent", lambda *modules: list(modules))
     (finding,) = check_server("llm", spec)
     assert finding.message == "the workload llm needs tokenizers, which is not installed."
     assert finding.advice == "Install it: pip install 'gpu-sharing-harness[tokenizer]'"

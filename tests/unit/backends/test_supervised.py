@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from harness import supervisor
-from harness.backends.supervised import Lifeline, await_end
+from harness.backends.local_replica import Lifeline, await_end
 
 
 def test_a_command_on_a_lifeline_runs_and_its_exit_code_is_its_own(tmp_path: Path) -> None:

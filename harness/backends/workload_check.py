@@ -1,4 +1,7 @@
-"""What would keep a server of the user's own from being started or asked; looked at without starting or asking it."""
+"""What would keep a server of the user's own from being started or asked, or a layer from being there without anyone noticing.
+
+Looked at without starting or asking anything.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,26 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from harness.backends.local_replica import import_paths
+from harness.backends.local_replica import CAMPAIGN_VARIABLE, import_paths
 from harness.errors import Issue, IssueLevel
 from harness.extras import absent, advice_on
-from harness.spec import ServerSpec, WorkloadSpec
-from harness.spec.replica import ReplicaSpec
+from harness.spec import ExperimentSpec, LayerSpec, ServerSpec, WorkloadSpec
+from harness.spec.replica import VARIABLES, ReplicaSpec
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
 READER = (sys.executable, "-m", "harness.replica.engine")
 _PORTS = {"http": 80, "https": 443}
+_CHECK = "layer"
+_OWN = VARIABLES | {"PYTHONPATH", CAMPAIGN_VARIABLE}
+"""Variables that the harness gives a replica, or that mean nothing beside those."""
+_ELF = b"\x7fELF"
+_OF_A_POD = frozenset({"HOME", "USER"})
 
 
 def check_server(name: str, server: ServerSpec) -> list[Issue]:
-    """Program, file of requests, key; address and certificate of one that runs already.
-
-    Args:
-        name: of the workload.
-        server: it has.
-    """
-    return _said(name, _faults(server)) + [found for url in server.url if (found := _unreachable(name, url))]
+    """Program, file of requests, key of the server of a workload called ``name``; address and certificate of one that runs."""
+    return _said(name, _faults(server)) + [issue for url in server.url if (issue := _unreachable(name, url))]
 
 
 def check_files(name: str, server: ServerSpec) -> list[Issue]:
@@ -67,7 +70,7 @@ def _faults_of_files(server: ServerSpec) -> Iterator[tuple[str, str]]:
 
 def _why_not_asked(server: ServerSpec) -> str:
     """What the replica's own reader, which stands apart, says of the file of requests; empty where it takes it."""
-    spec = ReplicaSpec(workload=WorkloadSpec(name="asked", server=server))
+    spec = ReplicaSpec(workload=WorkloadSpec(name="requests", server=server))
     environment = {**os.environ, "PYTHONPATH": import_paths(), **spec.environment()}
     done = subprocess.run(READER, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""
@@ -92,3 +95,50 @@ def _unreachable(name: str, url: str) -> Issue | None:
         message = f"{asks}which cannot be reached: {error.strerror or error}."
         return Issue(IssueLevel.ERROR, "server", message, "Start it, or mend `server.url`.", away=True)
     return None
+
+
+def check_layer_of_image(experiment: ExperimentSpec) -> Iterator[Issue]:
+    """The same for a replica in a pod: what the image holds is seen when one runs."""
+    for where, layer in _layer(experiment):
+        yield from _taken(where, layer, _OWN | _OF_A_POD)
+        if layer.preload is not None and not layer.preload.startswith("/"):
+            message = f"{where} preloads {layer.preload}, and on a cluster that is a library of the replicas' image."
+            yield Issue(IssueLevel.ERROR, _CHECK, message, "Give its whole path there, or in `preload_image`.")
+
+
+def check_layer(experiment: ExperimentSpec) -> Iterator[Issue]:
+    """Findings on the layer of one experiment's condition; none where it has none."""
+    for where, layer in _layer(experiment):
+        yield from _check(where, layer)
+
+
+def _layer(experiment: ExperimentSpec) -> Iterator[tuple[str, LayerSpec]]:
+    condition = experiment.condition
+    if condition is not None and condition.layer is not None:
+        yield f"the layer of condition {condition.name}", condition.layer
+
+
+def _check(where: str, layer: LayerSpec) -> Iterator[Issue]:
+    if layer.prefix and shutil.which(layer.prefix[0]) is None:
+        message = f"{where} starts with {layer.prefix[0]}, and there is no such command."
+        yield Issue(IssueLevel.ERROR, _CHECK, message, "Install it, or give its path.")
+    yield from _taken(where, layer, _OWN)
+    if layer.preload is not None and not _is_library(Path(layer.preload)):
+        message = f"{where} preloads {layer.preload}, and that is no shared library."
+        advice = "Give the path of a .so file, from where the harness is started. The loader would start without it."
+        yield Issue(IssueLevel.ERROR, _CHECK, message, advice)
+
+
+def _taken(where: str, layer: LayerSpec, own: frozenset[str]) -> Iterator[Issue]:
+    taken = sorted(layer.environment.keys() & own)
+    if taken:
+        message = f"{where} sets {', '.join(taken)}, which the harness sets itself."
+        yield Issue(IssueLevel.ERROR, _CHECK, message, "Say it with the workload's own fields, or leave it out.")
+
+
+def _is_library(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False
