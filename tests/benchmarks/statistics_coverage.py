@@ -27,7 +27,6 @@ from harness.analysis.statistics import (
     Estimate,
     LogRatio,
     batch_means,
-    blocked,
     paired,
     ratio,
     runs_needed,
@@ -50,8 +49,6 @@ DRIFT = 0.8
 """Autocorrelation of runs that follow each other, of both arms in turn."""
 POWER = {(3, 3): 0.52, (3, 8): 0.65, (8, 3): 0.65, (3, 12): 0.68, (12, 3): 0.68}
 """Share of differences of 5 % to be found, with a spread of 2 %, by runs of the baseline and of the candidate, which is the faster."""
-BLOCKS_POWER = {0.0: 0.51, DRIFT: 0.95}
-"""The same of three blocks of runs in turn, by the autocorrelation of runs that follow each other."""
 ROUNDED = (0.1, 0.3, 0.5, 1.0, 3.0)
 """Standard deviations of counts, in the counts' own step."""
 ROWS = (61, 121, 721)
@@ -146,28 +143,29 @@ def independent(
     )
 
 
-def interleaved(random: np.random.Generator, repeats: int, drift: float = DRIFT, apart: float = 0.0) -> Arms:
-    """Runs in turn on a machine that drifts."""
+def interleaved(random: np.random.Generator, repeats: int) -> Arms:
+    """Runs in turn on a machine that drifts, of arms that do not differ."""
     shocks = random.normal(size=2 * repeats)
-    shocks[0] /= math.sqrt(1 - drift**2)
-    series = 1 + 0.02 * lfilter([1], [1, -drift], shocks) * math.sqrt(1 - drift**2)
-    return series[::2].tolist(), (series[1::2] + apart).tolist()
+    shocks[0] /= math.sqrt(1 - DRIFT**2)
+    series = 1 + 0.02 * lfilter([1], [1, -DRIFT], shocks) * math.sqrt(1 - DRIFT**2)
+    return series[::2].tolist(), series[1::2].tolist()
 
 
 def contrast(arms: Arms, *, blocks: bool = False) -> LogRatio:
     """As the engine does: blocks are pairs where there are enough of them."""
     baseline, candidate = arms
-    if not blocks:
-        return unpaired(candidate, baseline)
-    return (paired if len(baseline) >= MIN_BLOCKS else blocked)(candidate, baseline)
+    return (paired if blocks and len(baseline) >= MIN_BLOCKS else unpaired)(candidate, baseline)
 
 
-def judged(name: str, draws: Sequence[LogRatio]) -> Iterator[Result]:
+def judged(
+    name: str, draws: Sequence[LogRatio], *, alarms: tuple[float, float] = FALSE_ALARMS, coverage: bool = True
+) -> Iterator[Result]:
     """Of contrasts of what does not differ, drawn one family after another."""
     trials, family = len(draws), len(COMPARED)
-    yield Result(f"false alarm, {name}", sum(alarm(test.p) for test in draws) / trials, trials, FALSE_ALARMS)
-    held = sum(holds(test.estimate(), 1) for test in draws) / trials
-    yield Result(f"coverage, {name}", held, trials, COVERAGE)
+    yield Result(f"false alarm, {name}", sum(alarm(test.p) for test in draws) / trials, trials, alarms)
+    if coverage:
+        held = sum(holds(test.estimate(), 1) for test in draws) / trials
+        yield Result(f"coverage, {name}", held, trials, COVERAGE)
     families = [draws[start : start + family] for start in range(0, trials - family + 1, family)]
     in_vain = sum(any(significant(test, tests) for test in tests) for tests in families)
     yield Result(f"any false alarm among {family}, {name}", in_vain / len(families), len(families), (0.0, 0.05))
@@ -188,19 +186,10 @@ def contrasts(random: np.random.Generator, trials: int) -> Iterator[Result]:
         for spreads in UNLIKE:
             name = f"{sizes[0]} runs against {sizes[1]}, CV {100 * spreads[0]:g} and {100 * spreads[1]:g} %"
             yield from judged(name, [contrast(independent(random, sizes, spreads)) for _ in range(trials)])
-    for repeats in range(3, MIN_BLOCKS + 1):
+    for repeats in (3, MIN_BLOCKS):
         draws = [contrast(interleaved(random, repeats), blocks=True) for _ in range(trials)]
-        yield from judged(f"{repeats} blocks, autocorrelation {DRIFT:g}", draws)
-        for spreads in UNLIKE if repeats < MIN_BLOCKS else ():  # pairs of runs that are independent err in 5 %, exactly
-            draws = [contrast(independent(random, (repeats, repeats), spreads), blocks=True) for _ in range(trials)]
-            yield from judged(f"{repeats} blocks, CV {100 * spreads[0]:g} and {100 * spreads[1]:g} %", draws)
-        draws = [contrast(independent(random, (repeats, repeats), (0.03, 0.01)), blocks=True) for _ in range(trials)]
-        found = sum(alarm(test.p) for test in draws) / trials
-        yield Result(f"false alarm, {repeats} blocks, CV 3 and 1 %", found, trials, BETWEEN)
-    for drift, least in BLOCKS_POWER.items():
-        draws = [contrast(interleaved(random, 3, drift, 0.05), blocks=True) for _ in range(trials)]
-        found = sum(alarm(test.p) for test in draws) / trials
-        yield Result(f"5 % found, 3 blocks, CV 2 %, autocorrelation {drift:g}", found, trials, (least, 1.0))
+        name = f"{repeats} blocks, autocorrelation {DRIFT:g}"
+        yield from judged(name, draws, coverage=repeats >= MIN_BLOCKS)
     for sizes in UNEQUAL:
         for spreads in ((0.02, 0.02), (0.03, 0.01), (0.05, 0.005)):
             name = f"{sizes[0]} runs against {sizes[1]}, CV {100 * spreads[0]:g} and {100 * spreads[1]:g} %"

@@ -27,8 +27,6 @@ _SAME = 1e-9
 """Figures that differ by less, relatively, are equal but for the arithmetic."""
 _LEAST_CORRELATION, _MOST_CORRELATION = -0.1, 0.8
 _UNSURE = 3.5
-_WITHIN_BLOCK, _BETWEEN_BLOCKS, _FREEDOM_KEPT = {3: 0.96, 4: 0.89}, 0.35, 0.72
-"""Of ``blocked``, by the number of blocks; found by simulation, see ``tests/benchmarks/statistics_coverage.py``."""
 _WIDEST = 300.0
 """Of the logarithm of a factor: more is no number."""
 
@@ -235,25 +233,6 @@ def paired(numerator: Sequence[float], denominator: Sequence[float]) -> LogRatio
     if deviation <= _SAME:
         return LogRatio(centre, None, 0, n, NO_SPREAD)
     return LogRatio(centre, deviation / math.sqrt(n), n - 1, n)
-
-
-def blocked(numerator: Sequence[float], denominator: Sequence[float]) -> LogRatio:
-    """``unpaired`` for three or four blocks of one run of each arm, less what the arms have in common in their blocks.
-
-    So few pairs do not tell their own spread (two degrees of freedom find 40 % of differences of 5 %, Welch's test 53 %), and Welch's
-    interval is too wide where neighbours resemble each other (it holds 99.3 %). So the covariance within the blocks is
-    taken, but not in full, with a little of that between neighbouring blocks; and of Welch's degrees of freedom beyond those of pairs,
-    a part is lost. Other numbers of blocks are ``unpaired``. Raises ValueError likewise.
-    """
-    apart, blocks = unpaired(numerator, denominator), len(numerator)
-    if apart.error is None or blocks != len(denominator) or blocks not in _WITHIN_BLOCK:
-        return apart
-    top, bottom = (np.asarray(arm, dtype=float) / np.mean(arm) - 1 for arm in (numerator, denominator))
-    between = float(top[1:] @ bottom[:-1] + bottom[1:] @ top[:-1]) / 2
-    common = (_WITHIN_BLOCK[blocks] * float(top @ bottom) + _BETWEEN_BLOCKS * between) / (blocks - 1)
-    least = blocks - 1
-    freedom = least + _FREEDOM_KEPT * max(apart.freedom - least, 0.0)
-    return replace(apart, error=math.sqrt(apart.error**2 - 2 * common / blocks), freedom=freedom)
 
 
 def ratio(

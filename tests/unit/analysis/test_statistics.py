@@ -14,7 +14,6 @@ from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.statistics import (
     NO_SPREAD,
     batch_means,
-    blocked,
     effect_size,
     holm,
     jain,
@@ -205,26 +204,6 @@ def test_arms_of_unlike_length_are_rarely_called_different_in_vain(few: int, man
         unpaired(random.normal(100, noisier, few).tolist(), random.normal(100, 1, many).tolist()).p for _ in range(2000)
     ]
     assert sum(p is not None and p < 0.05 for p in ps) <= 0.07 * len(ps)
-
-
-@pytest.mark.parametrize(("drift", "bounds"), [(0.0, (0.93, 0.96)), (0.8, (0.955, 0.975))])
-@pytest.mark.parametrize("blocks", [3, 4])
-def test_a_few_blocks_cover_the_truth_whether_the_machine_drifts_or_not(
-    blocks: int, drift: float, bounds: tuple[float, float]
-) -> None:
-    shocks = np.random.default_rng(3).normal(size=(4000, 2 * blocks))
-    shocks[:, 0] /= math.sqrt(1 - drift**2)
-    runs = 1 + 0.02 * lfilter([1], [1, -drift], shocks, axis=1) * math.sqrt(1 - drift**2)
-    found = [blocked(row[::2].tolist(), row[1::2].tolist()).estimate() for row in runs]
-    assert bounds[0] <= np.mean([ratio.low <= 1 <= ratio.high for ratio in found]) <= bounds[1]
-
-
-def test_blocks_of_another_number_or_with_a_gap_are_independent_runs() -> None:
-    arms = [1.0, 1.1, 1.3], [1.4, 1.5, 1.45]
-    assert blocked(*arms).centre == unpaired(*arms).centre
-    assert blocked(*arms).error < unpaired(*arms).error
-    assert blocked(arms[0], arms[1][:2]) == unpaired(arms[0], arms[1][:2])
-    assert blocked(*UNEVEN) == unpaired(*UNEVEN)
 
 
 def test_more_runs_of_one_arm_find_more() -> None:
