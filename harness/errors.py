@@ -14,6 +14,7 @@
     ├── VerificationError        5   files on disk are not what the manifest says
     ├── ConflictError            6   another harness holds the campaign, or it changed since it began
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
+    ├── LoadError                1   in a replica: what is to be asked cannot be read; it ends with 3
     ├── BackendError             8   replicas could not be started, watched or stopped
     │   ├── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
     │   ├── ClusterError         8   the Kubernetes API was not reached, or refused
@@ -274,6 +275,10 @@ class BackendError(HarnessError):
 
     exit_code = 8
     code = ReasonCode.BACKEND
+
+
+class LoadError(HarnessError):
+    """What is to be asked cannot be read, or nobody can be asked with it."""
 
 
 class ReplicaDiedError(BackendError):

@@ -23,10 +23,8 @@ from harness.results import layout
 from harness.results.files import read_object, sha256_of, storage_errors
 from harness.results.manifest import Provenance, read_manifest
 from harness.results.requests import (
-    ABANDONED,
     LATENCY,
     NS_PER_MS,
-    OK,
     ROW,
     RequestTable,
     Window,
@@ -37,6 +35,7 @@ from harness.results.requests import (
 )
 from harness.spec import ExperimentSpec, ScenarioKind, ServerSpec
 from harness.spec.server import OPENAI
+from harness.traffic.records import ABANDONED, OK
 
 NOTE = "MLPerf-like; not an MLPerf result."
 SCENARIO, SERVER, SLO = "scenario.json", objective.SERVER_FILE_NAME, objective.FILE_NAME

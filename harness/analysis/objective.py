@@ -21,9 +21,10 @@ from harness.analysis.metrics.requests import ClientRequests, tpot_ns
 from harness.analysis.statistics import nearest_rank
 from harness.results import layout
 from harness.results.files import read_object
-from harness.results.requests import ABANDONED, NS_PER_MS, NS_PER_S, OK, UNANSWERED, Window, latency_ns
+from harness.results.requests import NS_PER_MS, NS_PER_S, Window, latency_ns
 from harness.spec import ExperimentSpec
 from harness.spec.experiment import SloSpec
+from harness.traffic.records import ABANDONED, OK, UNANSWERED
 
 FILE_NAME = "slo.json"
 """Of every workload but a server of the user's own, whose objective is in ``server.json``."""

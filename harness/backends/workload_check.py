@@ -23,7 +23,7 @@ from harness.spec.replica import VARIABLES, ReplicaSpec
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
-READER = (sys.executable, "-m", "harness.replica.engine")
+READER = (sys.executable, "-m", "harness.traffic.questions")
 _PORTS = {"http": 80, "https": 443}
 _CHECK = "layer"
 _OWN = VARIABLES | {"PYTHONPATH", CAMPAIGN_VARIABLE}

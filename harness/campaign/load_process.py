@@ -97,7 +97,7 @@ class LoadProcess:
         self._said = folder / layout.LOGS / "load-generator.log"
         try:
             self._guard = self._lifeline.start(
-                [sys.executable, "-m", "harness.traffic", str(path)],
+                [sys.executable, "-m", "harness.traffic.generator", str(path)],
                 log=self._said,
                 environment={"PYTHONPATH": str(_ROOT), CAMPAIGN_VARIABLE: campaign_id},
             )

@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from enum import IntEnum
 
+from harness.errors import LoadError
+
 
 class ExitCode(IntEnum):
     """Exit codes of the replica process."""
@@ -53,10 +55,12 @@ _SAYS_NO_MEMORY = re.compile("out of memory|can't allocate memory|not enough mem
 
 
 def translated(error: BaseException) -> BaseException:
-    """Return OutOfMemoryError for any library's way of saying that memory ran out, else ``error`` itself.
+    """Return OutOfMemoryError for any library's way of saying that memory ran out, CannotBeMetError for a load's error, else ``error``.
 
     By type and text, because torch says it in four ways and a workload need not have imported torch.
     """
+    if isinstance(error, LoadError):
+        return CannotBeMetError(str(error))
     says_so = isinstance(error, RuntimeError) and _SAYS_NO_MEMORY.search(str(error))
     if not (isinstance(error, MemoryError) or says_so):
         return error

@@ -19,12 +19,12 @@ from harness.replica import errors, kernel_trace, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
 from harness.replica.frontends.frontend import Frontend, OpenFrontend, of_scenario
 from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
-from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
 from harness.replica.registry import Workload
 from harness.replica.server import MetricsServer, Response, Routes
 from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.replica.status import ReplicaStatus
+from harness.traffic.records import RecordLog
 
 LOG_NAME = "latencies.bin"
 FILES_OF_LOAD = {"requests": "requests.bin", "gaps": "gaps.bin", "engine_metrics": "engine_metrics.csv"}
@@ -67,7 +67,7 @@ class Replica:
         self._status = status
         self._watcher = watcher
         self._metrics = RequestMetrics()
-        self._log: LatencyLog | None = None
+        self._log: RecordLog | None = None
         self._frontend: OpenFrontend | None = None
         self._read: ReadSettings | None = None
         self._described: Mapping[str, object] = {}
@@ -122,7 +122,7 @@ class Replica:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._status.update()
-            self._log = LatencyLog(folder / LOG_NAME)
+            self._log = RecordLog(folder / LOG_NAME)
         except OSError as error:
             raise CannotBeMetError(f"REPLICA_DIR: cannot write in {folder}: {error.strerror}.") from error
 
@@ -201,7 +201,7 @@ class Replica:
 
     def _open_frontend(self, workload: Workload) -> OpenFrontend | None:
         """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
-        load: Callable[[RequestMetrics, LatencyLog | None], Frontend] | None = getattr(workload, "load", None)
+        load: Callable[[RequestMetrics, RecordLog | None], Frontend] | None = getattr(workload, "load", None)
         if load is not None:
             frontend = load(self._metrics, self._log)
             return OpenFrontend(frontend, name="load", service_log=None, report=self._report)
@@ -300,7 +300,7 @@ class Replica:
             os._exit(code)
 
 
-def _log_of(log: LatencyLog | None, absent: bytes) -> Response:
+def _log_of(log: RecordLog | None, absent: bytes) -> Response:
     if log is None:
         return Response(404, absent)
     log.flush()

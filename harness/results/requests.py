@@ -25,13 +25,16 @@ from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
 from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, REQUESTS, workload_folders
 from harness.results.packed import OLD_SUFFIX, int64_array, is_packed, pack, unpack
+from harness.traffic.records import (
+    CLIENT_FIELDS,
+    GENERATED_FIELDS,
+    LATENCY_FIELDS,
+    NONE,
+    OK,
+)
 
 LOAD_LOG = "load/requests.bin"
 CLIENT_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
-OK, BROKEN, UNANSWERED, BAD_ANSWER, ABANDONED = 200, 0, -1, -2, -3
-"""Status of a request: HTTP's; no connection, or it broke; no answer in time; not a proper answer; none yet when the load ended."""
-NONE = -1
-"""In place of what was not measured, in memory; null in the file."""
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 COLUMNS = (
@@ -47,35 +50,11 @@ COLUMNS = (
 )
 """Of the table. Instants are since the epoch; ``itl_p99_ns`` is that of the answer's own gaps."""
 ROW = np.dtype([(name, "<i8") for name in COLUMNS])
-LATENCY = np.dtype([("start_ns", "<i8"), ("latency_ns", "<i8")])
+LATENCY = np.dtype([(name, "<i8") for name in LATENCY_FIELDS])
 GAP = np.dtype([("start_ns", "<i8"), ("gap_ns", "<i8")])
-CLIENT = np.dtype(
-    [
-        (name, "<i8")
-        for name in (
-            "intended_ns",
-            "send_error_ns",
-            "latency_ns",
-            "ttft_ns",
-            "itl_p99_ns",
-            "input_tokens",
-            "output_tokens",
-            "status",
-        )
-    ]
-)
-GENERATED = np.dtype([(name, "<i8") for name in ("replica", "intended_ns", "send_error_ns", "latency_ns", "status")])
-_PACKED = (
-    "intended_ns",
-    "latency_ns",
-    "send_error_ns",
-    "ttft_ns",
-    "itl_p99_ns",
-    "input_tokens",
-    "output_tokens",
-    "status",
-    "replica",
-)
+CLIENT = np.dtype([(name, "<i8") for name in CLIENT_FIELDS])
+GENERATED = np.dtype([(name, "<i8") for name in GENERATED_FIELDS])
+_PACKED = ("intended_ns", "latency_ns", "send_error_ns", *CLIENT_FIELDS[3:], "replica")
 _REPLICAS_KEY = b"harness.replicas"
 _CHUNK_RECORDS = 1 << 18
 _READINGS = 51

@@ -1,1 +1,1 @@
-"""Load on served replicas: when requests are sent, what became of each, and what a scenario's result says."""
+"""Who asks: arrivals, requests, clients and the loop that sends each at its time, in a replica, beside the harness or in a pod."""

@@ -1,241 +1,232 @@
-"""Clients of an HTTP server: connections that stay open, one request at a time on each.
-
-Own code and not an HTTP library's, because a request costs it 30 microseconds instead of 300, and what is left of
-the CPU decides how exactly the next one is sent.
-"""
+"""Clients of a server: one request from its intended time to the end of its answer, with the time of every token."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import re
-import select
-import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+import base64
+import os
+import ssl
+import time
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 
-from harness.traffic.requests_log import FAILED
+from harness.errors import LoadError
+from harness.spec.server import Protocol, ServerSpec
+from harness.traffic.http_client import BrokenAnswerError, HttpConnection, head_of
+from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, ServerAnswer, body_of, read_whole
+from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
 
-_RECEIVE_BYTES = 1 << 16
-_MOST_ANSWER_BYTES = 1 << 20
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
-_CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
-
-
-@dataclass(slots=True)
-class Sent:
-    """A request on its way.
-
-    Attributes:
-        target: index of the server.
-        intended_ns: when it should have been sent, nanoseconds since the epoch.
-        sent_ns: when it was, likewise; 0: not yet.
-    """
-
-    target: int
-    intended_ns: int
-    sent_ns: int = 0
+BEARER = "Authorization"
+HIDDEN = "(key)"
+_URL_SAFE = str.maketrans("+/", "-_")
+_TELLING_LETTERS = 4
+_MOST_SAID = 300
 
 
-class Client:
-    """One connection."""
+class Client(ABC):
+    """Sends requests, any number at a time."""
 
-    def __init__(self, address: tuple[str, int], target: int) -> None:
-        self.target = target
-        self.request: Sent | None = None
-        self.connected = False
-        self.idle = False
-        self.answer = bytearray()
-        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-        self.socket.setblocking(False)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = self.socket.connect_ex(address)
-        if code not in {0, errno.EINPROGRESS}:
-            self.socket.close()
-            raise OSError(code, "cannot connect")
+    async def open(self) -> None:  # noqa: B027 - most cannot
+        """Connect ahead, where that can be."""
+
+    @abstractmethod
+    def begin(self, question: Question, exchange: Exchange, ended: Callable[[Exchange], None]) -> None:
+        """Send it, and call ``ended`` once it is written down what became of it; raises nothing for what the server does."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Let go of what is under way, whose ``ended`` is not called, and close all connections."""
 
 
-class Clients:
-    """All connections to all targets.
+class ServerClient(Client):
+    """Asks one server of the user's own. Raises LoadError where its key is not there."""
 
-    Args:
-        targets: host and port of each server.
-        most: connections in all; a request beyond them waits for one to be free.
-        now_ns: nanoseconds since the epoch.
-        answered: called for each request that ended, with its HTTP status or FAILED.
-        one_clock: servers are told the intended time, which another machine's clock would make nothing of.
-    """
+    def __init__(self, server: ServerSpec) -> None:
+        self._server = server
+        self._key = server_key(server)
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def __init__(
-        self,
-        targets: list[tuple[str, int]],
-        *,
-        most: int,
-        now_ns: Callable[[], int],
-        answered: Callable[[Sent, int], None],
-        one_clock: bool = True,
-    ) -> None:
-        self._targets = targets
-        self._most = most
-        self._now_ns = now_ns
-        self._answered = answered
-        self._one_clock = one_clock
-        self._heads = [_head(host, port) for host, port in targets]
-        self._idle: list[list[Client]] = [[] for _ in targets]
-        self._by_fd: dict[int, Client] = {}
-        self._poll = select.epoll()
+    def begin(self, question: Question, exchange: Exchange, ended: Callable[[Exchange], None]) -> None:
+        """Send it; see Client."""
 
-    @property
-    def fd(self) -> int:
-        """Ready to read when ``handle`` has something to do."""
-        return self._poll.fileno()
+        async def ask() -> None:
+            ended(await self.ask(question, exchange))
 
-    @property
-    def busy(self) -> list[Client]:
-        """Connections with a request on them."""
-        return [client for client in self._by_fd.values() if client.request is not None]
+        task = asyncio.ensure_future(ask())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    @property
-    def opened(self) -> int:
-        """Connections that are open."""
-        return len(self._by_fd)
-
-    def open(self, count: int) -> None:
-        """Have ``count`` connections ready, shared evenly by the targets."""
-        for number in range(min(count, self._most)):
-            with contextlib.suppress(OSError):  # said when a request needs it
-                self._rest(self._connect(number % len(self._targets)))
-
-    def send(self, request: Sent) -> bool:
-        """Send now; False when every connection is taken."""
-        idle = self._idle[request.target]
-        if not idle and len(self._by_fd) >= self._most and not self._close_an_idle_one():
-            return False
+    async def ask(self, question: Question, exchange: Exchange) -> Exchange:
+        """Send it now, read the answer and write down what became of it; never raises for what the server does."""
         try:
-            client = idle.pop() if idle else self._connect(request.target)
-        except OSError:
-            request.sent_ns = self._now_ns()
-            self._answered(request, FAILED)
-            return True
-        client.idle = False
-        client.request = request
-        if client.connected:
-            self._write(client)
-        return True
+            async with asyncio.timeout(self._server.request_timeout_s):
+                await self._ask(question, exchange)
+        except TimeoutError:
+            exchange.status, exchange.said = UNANSWERED, f"no whole answer within {self._server.request_timeout_s:g} s"
+        except BadAnswerError as error:
+            exchange.status, exchange.said = BAD_ANSWER, str(error)
+        except (OSError, BrokenAnswerError) as error:
+            exchange.status, exchange.said = BROKEN, str(error)
+        exchange.end_ns = time.perf_counter_ns()
+        if exchange.status == OK and exchange.input_tokens == UNKNOWN:
+            exchange.input_tokens = question.input_tokens
+        if exchange.said:  # a server may repeat the key that it does not take, and what it says is written down
+            exchange.said = without_key(exchange.said, self._key)[:_MOST_SAID]
+        return exchange
 
-    def handle(self) -> None:
-        """Take what has arrived."""
-        for fd, _ in self._poll.poll(0):
-            client = self._by_fd.get(fd)
-            if client is None:
-                continue
-            if not client.connected:
-                self._on_connected(client)
+    async def close(self) -> None:
+        """Let go of what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @abstractmethod
+    async def _ask(self, question: Question, exchange: Exchange) -> None:
+        """Send the request, and write down its answer; raises BadAnswerError, BrokenAnswerError or OSError."""
+
+
+def _answered(exchange: Exchange, answer: ServerAnswer) -> None:
+    exchange.status = OK
+    exchange.input_tokens, exchange.output_tokens = answer.input_tokens, answer.output_tokens
+
+
+class HttpClient(ServerClient):
+    """Sends requests over connections that it keeps, over TLS or not."""
+
+    def __init__(self, server: ServerSpec, port: int, host: str, *, tls: bool = False) -> None:
+        super().__init__(server)
+        self._address = (host, port)
+        self._tls = ssl.create_default_context() if tls else None
+        self._head = head_of(server.method, server.target, self._address, request_headers(server))
+        self._success = server.success.status if server.protocol is Protocol.HTTP else OK
+        self._idle: list[HttpConnection] = []
+
+    async def close(self) -> None:
+        """Let go of what is under way, and close the connections that are idle."""
+        await super().close()
+        while self._idle:
+            self._idle.pop().close()
+        await asyncio.sleep(0)  # the loop lets go of them in its next turn
+
+    async def _ask(self, question: Question, exchange: Exchange) -> None:
+        body = body_of(self._server, question)
+        connection = await self._connection()
+        try:
+            exchange.sent_ns = time.perf_counter_ns()
+            await connection.send(self._head, body)
+            await self._read(connection, exchange)
+        finally:
+            if connection.reusable:
+                self._idle.append(connection)
             else:
-                self._receive(client)
+                connection.close()
 
-    def give_up(self, client: Client) -> None:
-        """Close a connection whose request is no longer waited for."""
-        client.request = None
-        self._close(client)
+    async def _connection(self) -> HttpConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.stale:
+                return connection
+            connection.close()
+        return await HttpConnection.open(*self._address, self._tls)
 
-    def close(self) -> None:
-        """Close every connection."""
-        for client in list(self._by_fd.values()):
-            self._close(client)
-        self._poll.close()
-
-    def _rest(self, client: Client) -> None:
-        if not client.idle:
-            client.idle = True
-            self._idle[client.target].append(client)
-
-    def _connect(self, target: int) -> Client:
-        client = Client(self._targets[target], target)
-        self._by_fd[client.socket.fileno()] = client
-        self._poll.register(client.socket, select.EPOLLOUT)
-        return client
-
-    def _on_connected(self, client: Client) -> None:
-        if client.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._fail(client)
-            return
-        client.connected = True
-        self._poll.modify(client.socket, select.EPOLLIN)
-        if client.request is not None:
-            self._write(client)
-
-    def _write(self, client: Client) -> None:
-        request = client.request
-        assert request is not None  # noqa: S101 - the callers' promise
-        try:
-            # So short that a socket with nothing in flight takes it whole.
-            client.socket.send(
-                b"%s%d\r\n\r\n" % (self._heads[client.target], request.intended_ns if self._one_clock else 0)
-            )
-            request.sent_ns = self._now_ns()
-        except OSError:
-            self._fail(client)
-
-    def _receive(self, client: Client) -> None:
-        try:
-            data = client.socket.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        client.answer += data
-        if not data or len(client.answer) > _MOST_ANSWER_BYTES:
-            self._fail(client)
-            return
-        ended = _status_of_whole(client.answer)
-        if ended is None:
-            return
-        status, closes = ended
-        request, client.request = client.request, None
-        client.answer.clear()
-        if status == FAILED or closes:
-            self._close(client)
+    async def _read(self, connection: HttpConnection, exchange: Exchange) -> None:
+        status, pieces = await connection.receive()
+        if status == self._success and self._server.streams:
+            stream = EventStream()
+            async for piece in pieces:
+                arrived_ns = connection.arrived_ns
+                exchange.token_ns += [arrived_ns for _ in stream.feed(piece)]
+            answer = stream.end()
         else:
-            self._rest(client)
-        if request is not None:
-            self._answered(request, status)
-
-    def _fail(self, client: Client) -> None:
-        request, client.request = client.request, None
-        self._close(client)
-        if request is not None:
-            request.sent_ns = request.sent_ns or self._now_ns()
-            self._answered(request, FAILED)
-
-    def _close(self, client: Client) -> None:
-        del self._by_fd[client.socket.fileno()]
-        if client.idle:
-            self._idle[client.target].remove(client)
-        client.socket.close()
-
-    def _close_an_idle_one(self) -> bool:
-        """Make room for another target's client."""
-        for idle in self._idle:
-            if idle:
-                self._close(idle[0])
-                return True
-        return False
+            body = b"".join([piece async for piece in pieces])
+            if self._key:
+                body = without_key(body.decode(errors="surrogateescape"), self._key).encode(errors="surrogateescape")
+            if status != self._success:
+                exchange.status = status if status != OK else BAD_ANSWER
+                exchange.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())}"
+                return
+            answer = read_whole(self._server, body)
+        _answered(exchange, answer)
 
 
-def _head(host: str, port: int) -> bytes:
-    return f"POST /infer HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 0\r\nX-Intended-Ns: ".encode()
+class OwnClient(typing.Protocol):
+    """A client of the user's own, for a protocol that is not built in, as ``module:factory`` makes it.
+
+    One for the whole load, whose requests overlap on one event loop, and one for each request before it.
+    """
+
+    async def ask(self, prompt: str, output_tokens: int, on_token: Callable[[], None]) -> Mapping[str, int] | None:
+        """Send one request and return when its whole answer is there.
+
+        ``on_token`` is called when a piece of the answer arrives, where it comes piece by piece. Returned are the counts
+        that the server gives, ``input_tokens`` and ``output_tokens``, or None. OSError: the connection broke; any other
+        exception: the answer is not what it should be, and its text says why.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...
 
 
-def _status_of_whole(answer: bytearray) -> tuple[int, bool] | None:
-    """Status of a complete answer and whether the server closes; None while more is to come, FAILED when not HTTP."""
-    end = answer.find(b"\r\n\r\n")
-    if end < 0:
-        return None
-    head = bytes(answer[:end])
-    length = _LENGTH.search(head)
-    if not head.startswith(b"HTTP/1.") or not head[9:12].isdigit() or length is None:
-        return FAILED, True
-    if len(answer) < end + 4 + int(length[1]):
-        return None
-    return int(head[9:12]), _CLOSES.search(head) is not None
+class UserClient(ServerClient):
+    """Sends requests through the user's client."""
+
+    def __init__(self, server: ServerSpec, client: OwnClient) -> None:
+        super().__init__(server)
+        self._client = client
+
+    async def close(self) -> None:
+        """Let go of what is under way, and have the client close its connections."""
+        await super().close()
+        await self._client.close()
+
+    async def _ask(self, question: Question, exchange: Exchange) -> None:
+        exchange.sent_ns = time.perf_counter_ns()
+
+        def on_token() -> None:
+            exchange.token_ns.append(time.perf_counter_ns())
+
+        try:
+            counts = await self._client.ask(question.prompt, question.output_tokens, on_token) or {}
+        except OSError:
+            raise
+        except Exception as error:
+            raise BadAnswerError(f"{type(error).__name__}: {error}") from error
+        pieces = len(exchange.token_ns) if self._server.streams else UNKNOWN
+        answer = ServerAnswer(finished=True, output_tokens=pieces)
+        answer.take_usage(
+            {"prompt_tokens": counts.get("input_tokens"), "completion_tokens": counts.get("output_tokens")}
+        )
+        _answered(exchange, answer)
+
+
+def server_key(server: ServerSpec) -> str:
+    """The server's key; empty where it needs none. Raises LoadError where its variable is not set."""
+    key = os.environ.get(server.api_key_env, "").strip() if server.api_key_env else ""
+    if server.api_key_env and not key:
+        raise LoadError(f"the variable {server.api_key_env}, which should hold the server's key, is not set.")
+    return key
+
+
+def without_key(text: str, key: str) -> str:
+    """What a server said, with neither the key nor its base64, which may begin at any of three bits of what was encoded."""
+    for start, before in enumerate((0, 2, 3)) if key else ():
+        raw = b"\0" * start + key.encode()
+        encoded = base64.b64encode(raw).decode().rstrip("=")
+        inside = encoded[before : len(raw) * 8 // 6]  # but for letters that hold bits of what stands beside it
+        for form in (inside, inside.translate(_URL_SAFE)):
+            text = text.replace(form, HIDDEN) if len(form) >= _TELLING_LETTERS else text
+    return text.replace(key or HIDDEN, HIDDEN)
+
+
+def request_headers(server: ServerSpec) -> dict[str, str]:
+    """The requests' headers, with the key. Raises LoadError where its variable is not set."""
+    key = server_key(server)
+    if not key:
+        return dict(server.headers)
+    return {
+        **server.headers,
+        server.api_key_header: f"Bearer {key}" if server.api_key_header.title() == BEARER else key,
+    }

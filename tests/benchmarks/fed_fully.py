@@ -24,7 +24,7 @@ import torch
 
 from harness.replica import registry
 from harness.replica.custom_metrics import Histogram
-from harness.replica.frontends.batching import Ledger
+from harness.replica.frontends.batching import BatchLedger
 from harness.replica.frontends.frontend import Passes, warm_up
 from harness.replica.frontends.serving import HttpFrontend
 from harness.replica.metrics import RequestMetrics
@@ -120,7 +120,7 @@ def over_http(workload: Any, batch_size: int) -> Rate:
             HTTP,
             serve,
             batch_size=batch_size,
-            ledger=Ledger(RequestMetrics(), Histogram("inference_service_seconds", "."), None, None),
+            ledger=BatchLedger(RequestMetrics(), Histogram("inference_service_seconds", "."), None, None),
             on_depth=lambda _depth: None,
             host="127.0.0.1",
             phase=lambda: "draining" if stopping.is_set() else "serving",

@@ -18,14 +18,15 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from harness.replica.engine import trace
-from harness.replica.engine.asking import OK, HttpAsker
-from harness.replica.engine.ledger import FIELDS, Families, Ledger
-from harness.replica.engine.load import Load
-from harness.replica.engine.process import takes_connections
-from harness.replica.engine.questions import questions
+from harness.replica.engine.ledger import Families, ServerLedger
+from harness.replica.engine.servers import takes_connections
+from harness.replica.engine.workload import ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import ServerSpec
+from harness.traffic import trace
+from harness.traffic.clients import HttpClient
+from harness.traffic.questions import questions
+from harness.traffic.records import CLIENT_FIELDS, OK
 from tests.support.ports import free_port
 
 FIRST_S, GAP_S = 0.05, 0.02
@@ -145,8 +146,8 @@ def told(seen, sent, cpu_s):
 
 
 def read_ours(folder):
-    requests = np.fromfile(folder / "requests.bin", dtype="<i8").reshape(-1, len(FIELDS))
-    field = {name: requests[:, at] for at, name in enumerate(FIELDS)}
+    requests = np.fromfile(folder / "requests.bin", dtype="<i8").reshape(-1, len(CLIENT_FIELDS))
+    field = {name: requests[:, at] for at, name in enumerate(CLIENT_FIELDS)}
     assert set(field["status"]) == {OK}
     gaps = np.fromfile(folder / "gaps.bin", dtype="<i8").reshape(-1, 2)[:, 1] / 1e6
     each = np.split(gaps, np.cumsum(field["output_tokens"] - 1)[:-1])
@@ -241,10 +242,10 @@ def ask(port, file, folder):
     never = {"timestamp": 100 * last_ms, "input_length": 1, "output_length": 1}
     once.write_text(Path(file).read_text() + json.dumps(never))
     engine = ServerSpec.model_validate({"command": ["{port}"], "protocol": "openai-chat", "trace": {"file": str(once)}})
-    ledger = Ledger(Families(streams=True), RequestMetrics(), None, Path(folder))
+    ledger = ServerLedger(Families(streams=True), RequestMetrics(), None, Path(folder))
     stopping = threading.Event()
     threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()
-    load = Load(engine, HttpAsker(engine, int(port)), questions(engine, 0), ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)  # fmt: skip
+    load = ServerLoad(engine, HttpClient(engine, int(port)), questions(engine, 0), ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)  # fmt: skip
     load.run(stopping)
     load.close()
 

@@ -28,8 +28,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis.statistics import t_interval
-from harness.replica.engine.process import answers_200, takes_connections
-from harness.results.requests import OK, read
+from harness.replica.engine.servers import answers_200, takes_connections
+from harness.results.requests import read
+from harness.traffic.records import OK
 from tests.support.ports import free_port
 
 BAR = 0.02

@@ -21,13 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.replica.engine.asking import OK, HttpAsker
-from harness.replica.engine.ledger import Families, Ledger
-from harness.replica.engine.load import Load
-from harness.replica.engine.process import takes_connections
-from harness.replica.engine.protocols import Question
+from harness.replica.engine.ledger import Families, ServerLedger
+from harness.replica.engine.servers import takes_connections
+from harness.replica.engine.workload import ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import Protocol, ServerSpec
+from harness.traffic.clients import HttpClient
+from harness.traffic.protocols import Question
+from harness.traffic.records import OK
 from tests.benchmarks import foreign_clients
 from tests.support.ports import free_port
 
@@ -35,16 +36,16 @@ TOKENS, TOKENS_PER_S = 50, 10_000
 BAR_MS, BAR_MB = 1.0, 400
 
 
-class Remembering(HttpAsker):
+class Remembering(HttpClient):
     """Keeps what became of each request, by its text."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.outcomes = {}
 
-    async def ask(self, question, outcome):
-        self.outcomes[question.prompt] = outcome
-        return await super().ask(question, outcome)
+    async def ask(self, question, exchange):
+        self.outcomes[question.prompt] = exchange
+        return await super().ask(question, exchange)
 
 
 def main() -> None:
@@ -76,9 +77,9 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
         time.sleep(0.1)
     engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, concurrency=streams)
     asker, metrics = Remembering(engine, port), RequestMetrics()
-    ledger = Ledger(Families(streams=True), metrics, None, folder)
+    ledger = ServerLedger(Families(streams=True), metrics, None, folder)
     questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())
-    load = Load(engine, asker, questions, ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)
+    load = ServerLoad(engine, asker, questions, ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)
     stopping = threading.Event()
     threading.Timer(seconds, stopping.set).start()
     begun_s, cpu_s = time.perf_counter(), time.process_time()
@@ -88,9 +89,9 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
     server.terminate()
     server.wait()
     sent_ns = json.loads(times.read_text())
-    ended = {text: outcome for text, outcome in asker.outcomes.items() if outcome.end_ns}
-    answered = {text: outcome for text, outcome in ended.items() if outcome.status == OK}
-    tokens = sum(len(outcome.token_ns) for outcome in asker.outcomes.values())
+    ended = {text: exchange for text, exchange in asker.outcomes.items() if exchange.end_ns}
+    answered = {text: exchange for text, exchange in ended.items() if exchange.status == OK}
+    tokens = sum(len(exchange.token_ns) for exchange in asker.outcomes.values())
     lost = load.facts()["abandoned"] + len(ended) - len(answered)
     if not answered:
         print(f"{streams} streams: no request was answered within {seconds:g} s MISSED")

@@ -31,7 +31,9 @@ def start(plan: LoadPlan) -> subprocess.Popen:
     path = Path(plan.log).with_suffix(".json")
     path.write_text(plan.to_json())
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.traffic", str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-m", "harness.traffic.generator", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from harness.replica.engine.process import HOST, claimed_port
+from harness.replica.engine.servers import HOST, claimed_port
 
 _CLAIMS = contextlib.ExitStack()
 

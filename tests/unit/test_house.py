@@ -18,10 +18,11 @@ LAYERS = [
     ["api", "cli"],
     ["campaign"],
     ["analysis"],
-    ["backends", "node", "traffic"],
+    ["backends", "node"],
     ["sharing"],
     ["results"],
     ["metrics"],
+    ["traffic"],
     ["spec"],
     ["data", "extras"],
     ["host"],
@@ -29,7 +30,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ANYWHERE = {"__version__"}
-BELOW_REPLICAS = {part for part, rank in RANK.items() if rank >= RANK["spec"]}
+BELOW_REPLICAS = {part for part, rank in RANK.items() if rank >= RANK["traffic"]}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 of_every_module = every(MODULES, lambda module: str(module.relative_to(PACKAGE)))
 
@@ -54,7 +55,7 @@ def trespasses(part: str, imports: set[str]) -> set[str]:
     """Which imports point upwards or sideways."""
     if part in {"__main__", "__init__"}:
         return imports - {"api", "cli"}
-    if part == "replica":  # stands apart, above the spec alone
+    if part == "replica":  # stands apart, above the traffic, with which it asks a server, and the spec alone
         return imports - {"replica"} - BELOW_REPLICAS
     return {other for other in imports if other != part and (other == "replica" or RANK[other] <= RANK[part])}
 
@@ -150,7 +151,7 @@ def test_what_a_replica_imports_before_its_workload_is_small():
     foreign = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - REPLICAS_MAY_IMPORT
     assert foreign <= {"harness"}
     own = {name.split(".")[1] for name in modules if name.startswith("harness.")}
-    assert own <= {"replica", "spec", "host", "cgroup"}
+    assert own <= {"replica", "traffic", "spec", "errors", "host", "cgroup"}
     of_campaigns = {"campaign", "kubernetes", "load", "profile", "stress", "timing", "yaml_tree"}
     assert not modules & {f"harness.spec.{name}" for name in of_campaigns}
     assert min(own_s / pydantic_s for _, own_s, pydantic_s in seen) < 0.8, "a third is usual"

@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from harness.analysis.statistics import percentile
 from harness.analysis.statistics.distributions import Floats
-from harness.results.requests import NS_PER_S, OK, RequestTable, Rows, Window, gaps, latency_ns, well
+from harness.results.requests import NS_PER_S, RequestTable, Rows, Window, gaps, latency_ns, well
+from harness.traffic.records import OK
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 GAP = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("status", "<i8")])

@@ -13,7 +13,7 @@ from harness.backends.base import ReplicaDeath, Send
 from harness.backends.kubernetes import files, monitoring, objects, preflight, probe
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
-from harness.backends.kubernetes.load_pods import LoadPods
+from harness.backends.kubernetes.load_pods import LoadJob
 from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.replica_check import only_node_is_shared
 from harness.clock import Clock, SystemClock
@@ -171,10 +171,10 @@ class KubernetesBackend:
         self._start(deployment, experiment, abort=abort, on_death=on_death)
         return deployment
 
-    def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadPods:
+    def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadJob:
         """Start the pods that send. See Backend.load_pods."""
         part = objects.load_pods(experiment, folder, self._spec, self._campaign_id, plan=plan)
-        load = LoadPods(self.api, part, self._clock)
+        load = LoadJob(self.api, part, self._clock)
         load.start(abort)
         return load
 

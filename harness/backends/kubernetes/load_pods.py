@@ -19,7 +19,7 @@ from harness.errors import ClusterError
 PATIENCE_S = 30.0
 
 
-class LoadPods:
+class LoadJob:
     """A Job with one pod for each shard of the load.
 
     Args:

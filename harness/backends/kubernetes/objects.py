@@ -45,7 +45,7 @@ LAYER_DIR = "/var/run/layer"
 """Where a library lies that was copied out of an image of its own."""
 COMMAND = ("python", "-m", "harness.replica")
 """Of the image, which a layer is put before."""
-LOAD_COMMAND = ("python", "-m", "harness.traffic.load_pod")
+LOAD_COMMAND = ("python", "-m", "harness.traffic.pod")
 LOAD_LABEL = "gpu-sharing-harness/load"
 """On the pods that send requests alone; the namespace's NetworkPolicies know it."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -1,9 +1,8 @@
-"""Where every request goes: the histograms on /metrics, and the exact times on disk.
+"""Where the requests of a server's own load go: the histograms on /metrics, and the exact times on disk.
 
-``requests.bin``: one record of little-endian int64 per request, the names in FIELDS; all times in nanoseconds, -1 where
-there is none. ``gaps.bin``: pairs of int64, the time of a token (nanoseconds since the epoch) and the gap to the next; after
-the last token of an answer that did not end well, to the end of its request.
-Requests that were answered well are in ``latencies.bin``, too, as every replica's are.
+``requests.bin`` has a record of CLIENT_FIELDS for each. ``gaps.bin``: the time of a token (nanoseconds since the epoch) and the gap
+to the next; after the last token of an answer that did not end well, to the end of its request. Requests that were answered well
+are in ``latencies.bin``, too, as every replica's are.
 """
 
 from __future__ import annotations
@@ -14,22 +13,10 @@ from collections import Counter as Tally
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.asking import ABANDONED, OK, Outcome
-from harness.replica.engine.protocols import UNKNOWN
-from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
+from harness.traffic.records import ABANDONED, CLIENT_FIELDS, NONE, OK, Exchange, RecordLog
 
 REQUESTS_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
-FIELDS = (
-    "intended_ns",
-    "send_error_ns",
-    "latency_ns",
-    "ttft_ns",
-    "itl_p99_ns",
-    "input_tokens",
-    "output_tokens",
-    "status",
-)
 P99 = 0.99
 
 
@@ -51,7 +38,7 @@ class Families:
         self.published = (*(of_tokens if streams else ()), self.failed)
 
 
-class Ledger:
+class ServerLedger:
     """Books the requests of the load; those of the warm-up never come here.
 
     Args:
@@ -62,40 +49,40 @@ class Ledger:
     """
 
     def __init__(
-        self, families: Families, metrics: RequestMetrics, latency_log: LatencyLog | None, folder: Path | None
+        self, families: Families, metrics: RequestMetrics, latency_log: RecordLog | None, folder: Path | None
     ) -> None:
         self.failures: Tally[str] = Tally()
         self.first_failure = ""
         self._families = families
         self._metrics = metrics
         self._latencies = latency_log
-        self._requests = LatencyLog(folder / REQUESTS_LOG, fields=len(FIELDS)) if folder else None
-        self._gaps = LatencyLog(folder / GAPS_LOG) if folder else None
+        self._requests = RecordLog(folder / REQUESTS_LOG, fields=len(CLIENT_FIELDS)) if folder else None
+        self._gaps = RecordLog(folder / GAPS_LOG) if folder else None
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
 
-    def book(self, outcome: Outcome) -> None:
+    def book(self, exchange: Exchange) -> None:
         """Count one request that ended or was abandoned. Raises OSError when a log cannot be written."""
-        gaps_ns = outcome.gaps_ns
-        if outcome.status == OK:
-            self._observe(outcome, gaps_ns)
-        elif outcome.status != ABANDONED:
+        gaps_ns = exchange.gaps_ns
+        if exchange.status == OK:
+            self._observe(exchange, gaps_ns)
+        elif exchange.status != ABANDONED:
             self._families.failed.add(1)
-            self.failures[str(outcome.status)] += 1
-            self.first_failure = self.first_failure or outcome.said
+            self.failures[str(exchange.status)] += 1
+            self.first_failure = self.first_failure or exchange.said
         if self._requests:
             self._requests.append(
-                self._epoch_ns + outcome.intended_ns,
-                max((outcome.sent_ns or outcome.end_ns) - outcome.intended_ns, 0),
-                outcome.latency_ns,
-                outcome.ttft_ns,
+                self._epoch_ns + exchange.intended_ns,
+                exchange.send_error_ns,
+                exchange.latency_ns,
+                exchange.ttft_ns,
                 p99(gaps_ns),
-                outcome.input_tokens,
-                outcome.output_tokens,
-                outcome.status,
+                exchange.input_tokens,
+                exchange.output_tokens,
+                exchange.status,
             )
         if self._gaps:
-            open_ns = [outcome.end_ns - outcome.token_ns[-1]] if outcome.token_ns and outcome.status != OK else []
-            for begin_ns, gap_ns in zip(outcome.token_ns, gaps_ns + open_ns, strict=False):
+            open_ns = [exchange.end_ns - exchange.token_ns[-1]] if exchange.token_ns and exchange.status != OK else []
+            for begin_ns, gap_ns in zip(exchange.token_ns, gaps_ns + open_ns, strict=False):
                 self._gaps.append(self._epoch_ns + begin_ns, gap_ns)
 
     def close(self) -> None:
@@ -104,22 +91,22 @@ class Ledger:
             if log:
                 log.close()
 
-    def _observe(self, outcome: Outcome, gaps_ns: list[int]) -> None:
-        self._metrics.observe(outcome.latency_ns, 1)
+    def _observe(self, exchange: Exchange, gaps_ns: list[int]) -> None:
+        self._metrics.observe(exchange.latency_ns, 1)
         if self._latencies:
-            self._latencies.append(self._epoch_ns + outcome.intended_ns, outcome.latency_ns)
+            self._latencies.append(self._epoch_ns + exchange.intended_ns, exchange.latency_ns)
         families = self._families
-        families.input_tokens.add(max(outcome.input_tokens, 0))
-        families.output_tokens.add(max(outcome.output_tokens, 0))
-        if outcome.token_ns:
-            families.ttft.observe(outcome.ttft_ns)
+        families.input_tokens.add(max(exchange.input_tokens, 0))
+        families.output_tokens.add(max(exchange.output_tokens, 0))
+        if exchange.token_ns:
+            families.ttft.observe(exchange.ttft_ns)
             for gap_ns in gaps_ns:
                 families.itl.observe(gap_ns)
-            if outcome.output_tokens > 1:
-                spent_ns = outcome.token_ns[-1] - outcome.token_ns[0]
-                families.tpot.observe(spent_ns // (outcome.output_tokens - 1))
+            if exchange.output_tokens > 1:
+                spent_ns = exchange.token_ns[-1] - exchange.token_ns[0]
+                families.tpot.observe(spent_ns // (exchange.output_tokens - 1))
 
 
 def p99(values: list[int]) -> int:
-    """The smallest value that 99 % do not exceed; UNKNOWN without any."""
-    return sorted(values)[math.ceil(P99 * len(values)) - 1] if values else UNKNOWN
+    """The smallest value that 99 % do not exceed; NONE without any."""
+    return sorted(values)[math.ceil(P99 * len(values)) - 1] if values else NONE

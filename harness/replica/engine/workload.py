@@ -6,31 +6,42 @@ import asyncio
 import gzip
 import os
 import sys
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, HttpAsker, Outcome, OwnAsker
-from harness.replica.engine.beside import ServerBeside
-from harness.replica.engine.ledger import Families, Ledger
-from harness.replica.engine.load import Load
+from harness.replica.engine.ledger import Families, ServerLedger
 from harness.replica.engine.own_metrics import OwnMetrics
-from harness.replica.engine.process import RunningServer, ServerProcess
-from harness.replica.engine.protocols import Question
-from harness.replica.engine.questions import questions
-from harness.replica.engine.settings import request_headers
+from harness.replica.engine.servers import RunningServer, ServerProcess, SidecarServer
 from harness.replica.errors import SettingError, WorkloadError
-from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
+from harness.replica.registry import find_factory
 from harness.replica.settings import Settings
 from harness.spec.replica import VARIABLE, ReplicaSpec
 from harness.spec.server import Protocol, ServerSpec
+from harness.traffic.arrivals import of_server
+from harness.traffic.clients import (
+    HttpClient,
+    OwnClient,
+    ServerClient,
+    UserClient,
+    request_headers,
+    server_key,
+    without_key,
+)
+from harness.traffic.loop import LoadLoop
+from harness.traffic.protocols import Question
+from harness.traffic.questions import questions
+from harness.traffic.records import BAD_ANSWER, OK, Exchange, RecordLog
 
-_GIVEN_DIR_VARIABLE = "GIVEN_DIR"
+_MOUNTED_DIR_VARIABLE = "GIVEN_DIR"
 """The folder with ``NAME.000``, ``NAME.001``, ... for every file of a pod; not set: files are where the campaign file says."""
+FOLLOW_S = 10.0
+"""How long the load goes on at its end, for the answers to what was asked before."""
 RETRY_S = 0.5
 _MAY_PASS = frozenset({408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
@@ -69,9 +80,9 @@ class ServerWorkload:
         self._end = ""
         self._process.wait_until_up()
         said = ""
-        while not self._is_answered(outcome := self._ask(first)):
-            if outcome.said != said:
-                said = outcome.said
+        while not self._is_answered(exchange := self._ask(first)):
+            if exchange.said != said:
+                said = exchange.said
                 sys.stderr.write(f"replica: the server does not answer yet: {said}\n")
             time.sleep(RETRY_S)
 
@@ -94,28 +105,28 @@ class ServerWorkload:
 
     def infer(self) -> int:
         """Send one request of the warm-up. Raises WorkloadError when it fails."""
-        outcome = self._ask(next(self._questions))
-        if outcome.status != OK:
+        exchange = self._ask(next(self._questions))
+        if exchange.status != OK:
             self._process.require_alive()
-            raise WorkloadError(f"a request of the warm-up failed: {outcome.said}")
+            raise WorkloadError(f"a request of the warm-up failed: {exchange.said}")
         return 1
 
-    def load(self, metrics: RequestMetrics, latency_log: LatencyLog | None) -> Load:
+    def load(self, metrics: RequestMetrics, latency_log: RecordLog | None) -> ServerLoad:
         """The frontend that asks it."""
 
         def on_depth(depth: int) -> None:
             metrics.in_flight = depth
 
-        return Load(
+        return ServerLoad(
             self._engine,
-            self._asker(),
+            self._client(),
             # The lengths of a trace belong to its times: what the warm-up has asked of them is asked again.
             questions(self._engine, self._seed) if self._engine.trace else self._questions,
-            Ledger(self._families, metrics, latency_log, self._settings.replica_dir),
+            ServerLedger(self._families, metrics, latency_log, self._settings.replica_dir),
             seed=self._seed,
             on_depth=on_depth,
             alive=self._process.require_alive,
-            beside=self._own_metrics(),
+            own_metrics=self._own_metrics(),
             settle_s=self._spec.settle_s,
             record_s=self._spec.record_s,
         )
@@ -131,63 +142,131 @@ class ServerWorkload:
 
     def _own_metrics(self) -> AbstractContextManager[None]:
         """Reads what the engine says of itself, where that was asked for. Raises WorkloadError where it says nothing."""
-        asked, folder = self._engine.metrics, self._settings.replica_dir
-        if asked is None or folder is None:
+        page, folder = self._engine.metrics, self._settings.replica_dir
+        if page is None or folder is None:
             return nullcontext()
         server = self._process
         alone = self._spec.beside  # in a pod of its own no other replica has the same port
-        port = server.port if asked.port is None else asked.port + (0 if alone else self._settings.replica)
-        url = f"{'https' if server.tls else 'http'}://{server.host}:{port}{asked.path}"
-        return OwnMetrics(url, request_headers(self._engine), step_s=asked.step_s, folder=folder)
+        port = server.port if page.port is None else page.port + (0 if alone else self._settings.replica)
+        url = f"{'https' if server.tls else 'http'}://{server.host}:{port}{page.path}"
+        return OwnMetrics(url, request_headers(self._engine), step_s=page.step_s, folder=folder)
 
-    def _asker(self) -> Asker:
-        server = self._process
-        if self._engine.protocol is Protocol.OIP_GRPC:
-            from harness.replica.engine.grpc_client import GrpcAsker  # an extra brings what it needs
+    def _client(self) -> ServerClient:
+        server, engine = self._process, self._engine
+        if engine.protocol is Protocol.OIP_GRPC:
+            from harness.traffic.grpc_client import GrpcClient  # an extra brings what it needs
 
-            return GrpcAsker(self._engine, server.port, server.host, tls=server.tls)
-        if self._engine.protocol is Protocol.OWN:
-            return OwnAsker(self._engine, server.port, server.host, tls=server.tls)
-        return HttpAsker(self._engine, server.port, server.host, tls=server.tls)
+            return GrpcClient(engine, server.port, server.host, tls=server.tls)
+        if engine.protocol is Protocol.OWN:
+            return user_client(engine, server.port, server.host, tls=server.tls)
+        return HttpClient(engine, server.port, server.host, tls=server.tls)
 
-    def _ask(self, question: Question) -> Outcome:
+    def _ask(self, question: Question) -> Exchange:
         """One request, on a connection of its own."""
 
-        async def ask() -> Outcome:
-            asker = self._asker()
+        async def ask() -> Exchange:
+            client = self._client()
             try:
-                return await asker.ask(question, Outcome(time.perf_counter_ns()))
+                return await client.ask(question, Exchange(time.perf_counter_ns()))
             finally:
-                await asker.close()
+                await client.close()
 
         return asyncio.run(ask())
 
-    def _is_answered(self, outcome: Outcome) -> bool:
+    def _is_answered(self, exchange: Exchange) -> bool:
         """Whether the first request was answered well; one that may be answered later is asked again."""
-        if outcome.status == OK:
+        if exchange.status == OK:
             return True
         self._process.require_alive()
-        wrong = outcome.status == BAD_ANSWER or (outcome.status in _CLIENT_ERRORS and outcome.status not in _MAY_PASS)
-        if wrong or outcome.status in _REDIRECTIONS:
-            hint = _HINTS.get(outcome.status, "")
-            raise WorkloadError(f"the server is up and does not answer a request as it should: {outcome.said}{hint}")
+        wrong = exchange.status == BAD_ANSWER or (
+            exchange.status in _CLIENT_ERRORS and exchange.status not in _MAY_PASS
+        )
+        if wrong or exchange.status in _REDIRECTIONS:
+            hint = _HINTS.get(exchange.status, "")
+            raise WorkloadError(f"the server is up and does not answer a request as it should: {exchange.said}{hint}")
         return False
 
 
-def _server(settings: Settings, spec: ReplicaSpec, engine: ServerSpec) -> ServerProcess | RunningServer | ServerBeside:
+class ServerLoad(LoadLoop):
+    """The load that goes with a server: a frontend of the replica.
+
+    When it is stopped it goes on until what was asked before is answered, FOLLOW_S at most; what is under way then is booked as abandoned.
+    """
+
+    def __init__(
+        self,
+        server: ServerSpec,
+        client: ServerClient,
+        asks: Iterator[Question],
+        ledger: ServerLedger,
+        *,
+        seed: int,
+        on_depth: Callable[[int], None],
+        alive: Callable[[], None],
+        own_metrics: AbstractContextManager[None] | None = None,
+        settle_s: float = 0.0,
+        record_s: float = 0.0,
+    ) -> None:
+        due = of_server(server, seed, settle_s=settle_s, record_s=record_s)
+        super().__init__(
+            client,
+            asks,
+            ledger.book,
+            due=None if due is None else ((due_ns, 0) for due_ns in due),
+            most=server.concurrency or 1 if due is None else server.max_in_flight,
+            follow_s=FOLLOW_S,
+            on_depth=on_depth,
+            alive=alive,
+        )
+        self._ledger, self._own_metrics = ledger, own_metrics or nullcontext()
+
+    def run(self, stopping: threading.Event) -> None:
+        """Ask until ``stopping``. Raises WorkloadError when the server has ended, OSError when a log cannot be written."""
+        with self._own_metrics:
+            super().run(stopping)
+
+    def facts(self) -> Mapping[str, object]:
+        """How far it has come, for ``replica.json``."""
+        failures, first = dict(self._ledger.failures), self._ledger.first_failure
+        return {
+            "in_flight": self.in_flight,
+            "abandoned": self.abandoned,
+            "failures": failures,
+            "first_failure": first,
+        }
+
+    def close(self) -> None:
+        """Write the logs to their end. Raises OSError."""
+        self._ledger.close()
+
+
+def user_client(server: ServerSpec, port: int, host: str, *, tls: bool = False) -> UserClient:
+    """The client of the user's own that the spec names. Raises WorkloadError where there is none."""
+    factory: Callable[..., OwnClient] = find_factory(server.client or "", "`server.client`")  # type: ignore[assignment]
+    try:
+        client = factory(host=host, port=port, tls=tls, model=server.model, headers=request_headers(server))
+    except Exception as error:
+        said = without_key(f"{type(error).__name__}: {error}", server_key(server))
+        raise WorkloadError(f"the client {server.client} cannot be made: {said}") from error
+    if not all(callable(getattr(client, name, None)) for name in ("ask", "close")):
+        raise WorkloadError(f"{server.client} returned a {type(client).__name__} without ask() and close().")
+    return UserClient(server, client)
+
+
+def _server(settings: Settings, spec: ReplicaSpec, engine: ServerSpec) -> ServerProcess | RunningServer | SidecarServer:
     if spec.beside:
-        return ServerBeside(engine)
+        return SidecarServer(engine)
     if engine.url:
         return RunningServer(engine.url[settings.replica])
     return ServerProcess(spec, engine, settings.replica, settings.replica_dir)
 
 
-def _with_given_files(engine: ServerSpec, target: Path) -> ServerSpec:
+def _with_mounted_files(engine: ServerSpec, target: Path) -> ServerSpec:
     """The same, with its files put together of the parts that came with the pod, in ``target``. Raises OSError."""
-    if _GIVEN_DIR_VARIABLE not in os.environ:
+    if _MOUNTED_DIR_VARIABLE not in os.environ:
         return engine
     parts = defaultdict(list)
-    for path in sorted(Path(os.environ[_GIVEN_DIR_VARIABLE]).glob("*.[0-9][0-9][0-9]")):
+    for path in sorted(Path(os.environ[_MOUNTED_DIR_VARIABLE]).glob("*.[0-9][0-9][0-9]")):
         parts[path.stem].append(path.read_bytes())
     target.mkdir(parents=True, exist_ok=True)
     for name, data in parts.items():
@@ -202,5 +281,5 @@ def make(settings: Settings) -> ServerWorkload:
         raise SettingError(f"{VARIABLE} says nothing of a server.")
     engine = spec.workload.server
     if settings.replica_dir is not None:
-        engine = _with_given_files(engine, settings.replica_dir / "given")
+        engine = _with_mounted_files(engine, settings.replica_dir / "given")
     return ServerWorkload(settings, spec, engine)

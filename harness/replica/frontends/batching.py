@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.replica.custom_metrics import Histogram
-from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
+from harness.traffic.records import RecordLog
 
 IDLE_S = 0.1
 NS_PER_S = 1_000_000_000
@@ -141,7 +141,7 @@ class Serve(Protocol):
         ...
 
 
-class Ledger:
+class BatchLedger:
     """Counts and logs what was served: latency from the intended time, and the service time beside it.
 
     Args:
@@ -153,8 +153,8 @@ class Ledger:
         self,
         metrics: RequestMetrics,
         services: Histogram,
-        latency_log: LatencyLog | None,
-        service_log: LatencyLog | None,
+        latency_log: RecordLog | None,
+        service_log: RecordLog | None,
     ) -> None:
         self._metrics = metrics
         self._services = services
@@ -194,7 +194,7 @@ class Service:
         self,
         batcher: Batcher,
         serve: Serve,
-        ledger: Ledger,
+        ledger: BatchLedger,
         answer: Callable[[Sequence[Pending], int, int], None],
     ) -> None:
         self._batcher, self._serve, self._ledger, self._answer = batcher, serve, ledger, answer

@@ -12,12 +12,12 @@ from typing import Protocol
 
 from harness.replica.custom_metrics import Histogram
 from harness.replica.errors import CannotBeMetError
-from harness.replica.frontends.batching import Ledger, Serve
-from harness.replica.latency_log import LatencyLog
+from harness.replica.frontends.batching import BatchLedger, Serve
 from harness.replica.metrics import RequestMetrics
 from harness.replica.registry import Workload
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
+from harness.traffic.records import RecordLog
 
 SERVICE_LOG_NAME = "services.bin"
 PROBES = 3
@@ -55,7 +55,7 @@ class OpenFrontend:
         frontend: Frontend,
         *,
         name: str,
-        service_log: LatencyLog | None,
+        service_log: RecordLog | None,
         report: Callable[[Mapping[str, object]], None],
     ) -> None:
         self.service_log = service_log
@@ -91,7 +91,7 @@ def of_scenario(
     workload: Workload,
     *,
     metrics: RequestMetrics,
-    latency_log: LatencyLog | None,
+    latency_log: RecordLog | None,
     phase: Callable[[], str],
     report: Callable[[Mapping[str, object]], None],
 ) -> OpenFrontend:
@@ -108,8 +108,8 @@ def of_scenario(
     services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
     metrics.publish(services)
     folder = settings.replica_dir
-    service_log = LatencyLog(folder / SERVICE_LOG_NAME) if folder else None
-    ledger = Ledger(metrics, services, latency_log, service_log)
+    service_log = RecordLog(folder / SERVICE_LOG_NAME) if folder else None
+    ledger = BatchLedger(metrics, services, latency_log, service_log)
     frontend = _make(settings, settings.scenario, serve, ledger, metrics, pass_s, phase, folder)
     return OpenFrontend(frontend, name="scenario", service_log=service_log, report=report)
 
@@ -185,7 +185,7 @@ def _make(
     settings: Settings,
     scenario: ScenarioSpec,
     serve: Serve,
-    ledger: Ledger,
+    ledger: BatchLedger,
     metrics: RequestMetrics,
     pass_s: float,
     phase: Callable[[], str],

@@ -20,7 +20,7 @@ from typing import Any
 import mlperf_loadgen as loadgen
 import numpy as np
 
-from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
+from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Pending, Serve, Service
 from harness.spec.scenario import ScenarioSpec
 
 SWITCH_INTERVAL_S = 0.0005
@@ -54,7 +54,7 @@ class LoadGenFrontend:
         serve: Serve,
         *,
         batch_size: int,
-        ledger: Ledger,
+        ledger: BatchLedger,
         on_depth: Callable[[int], None],
         seed: int,
         folder: Path | None,

@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from harness.replica.errors import CannotBeMetError
-from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
+from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Pending, Serve, Service
 from harness.spec.scenario import ScenarioSpec
 
 INTENDED_HEADER = "x-intended-ns"
@@ -64,7 +64,7 @@ class HttpFrontend:
         serve: Serve,
         *,
         batch_size: int,
-        ledger: Ledger,
+        ledger: BatchLedger,
         on_depth: Callable[[int], None],
         host: str,
         phase: Callable[[], str],

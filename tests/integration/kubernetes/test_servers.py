@@ -15,11 +15,11 @@ from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError, ReplicaDiedError
-from harness.replica.engine.ledger import FIELDS
 from harness.results import layout
 from harness.results.manifest import read_manifest
 from harness.results.requests import LATENCY, records_of
 from harness.spec import Sharing, SloSpec, WorkloadSpec
+from harness.traffic.records import CLIENT_FIELDS
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
@@ -72,7 +72,7 @@ def deploy(backend, tmp_path, deaths):
 
 def requests_of(folder, replica):
     log = layout.replica_folder(folder, replica) / "requests.bin"
-    return dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    return dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["deployment", "job"])
@@ -87,7 +87,7 @@ def test_servers_are_started_asked_and_ended_in_the_pods_and_all_answers_are_wri
     assert [status["mps_pipe_directory"] for status in statuses] == ["/mps/nvidia.com/gpu/pipe"] * 2
     assert {status["server_image_id"] for status in statuses} == {statuses[0]["image_id"]}
     logs = [driver.folder / status["pod"] / "requests.bin" for status in statuses]
-    assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
+    assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS) for log in logs))
 
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
@@ -170,7 +170,7 @@ def test_requests_come_out_of_a_file_of_this_machine_and_the_servers_own_metrics
     config_maps = f"/api/v1/namespaces/{spec.namespace}/configmaps"
     made = {one["metadata"]["name"] for one in backend.api.list(config_maps, labels=f"{CAMPAIGN_LABEL}=c0ffee")}
     log = driver.folder / deployment.statuses()[0]["pod"] / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(FIELDS))
+    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS))
 
     assert len(made) > 2
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
@@ -202,7 +202,7 @@ def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(
         deployment, folder = deploy(of, by=KubernetesBackend(server.spec(), "c0ffee"))
         pods = KubernetesApi(server.spec()).list(driver.collection)
         logs = [driver.folder / status["pod"] / "requests.bin" for status in deployment.statuses()]
-        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
+        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS) for log in logs))
         assert list(deployment.stop(timeout_s=DRAINED_S)) == []
         asked_of = [len(engine.asked) for engine in engines]
 

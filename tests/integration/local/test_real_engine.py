@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.replica.engine.ledger import FIELDS
 from harness.spec import WorkloadSpec
+from harness.traffic.records import CLIENT_FIELDS
 from tests.support import random_vlm
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
@@ -71,12 +71,12 @@ def deployed(campaign_id, folder, server):
 def few_answers(folder):
     """The client's log, once a few are in it."""
     log = folder / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 3 * 8 * len(FIELDS), timeout_s=300)
+    assert eventually(lambda: log.stat().st_size > 3 * 8 * len(CLIENT_FIELDS), timeout_s=300)
     return log
 
 
 def figures(log):
-    return dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    return dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
 
 
 def test_every_token_of_an_engines_stream_is_timed(logs):

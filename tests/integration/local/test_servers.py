@@ -26,11 +26,11 @@ from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import BackendError, ObjectiveMissedError, ReasonCode
 from harness.metrics.nvml import GpuFacts
-from harness.replica.engine.ledger import FIELDS
-from harness.replica.engine.load import FOLLOW_S
+from harness.replica.engine.workload import FOLLOW_S
 from harness.results.manifest import read_manifest
 from harness.results.requests import Window
 from harness.spec import Device, SloSpec, WorkloadSpec
+from harness.traffic.records import CLIENT_FIELDS
 from tests.support import forked
 from tests.support.certificates import vouched_for
 from tests.support.experiments import begun, experiment
@@ -78,13 +78,13 @@ def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
     servers = [psutil.Process(target.pid) for target in deployment.targets]
     assert all("fake_streaming_server" in " ".join(server.cmdline()) for server in servers)
     logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
-    assert eventually(lambda: all(log.stat().st_size > 40 * 8 * len(FIELDS) for log in logs))
+    assert eventually(lambda: all(log.stat().st_size > 40 * 8 * len(CLIENT_FIELDS) for log in logs))
 
     assert deployment.stop(timeout_s=60) == []
     assert not any(server.is_running() for server in servers)
     for log, status in zip(logs, deployment.statuses(), strict=True):
         assert (status["phase"], status["server_end"]) == ("stopped", "stopped")
-        asked = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+        asked = dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
         assert set(asked["status"]) == {200}
         assert set(asked["output_tokens"]) == {TOKENS}
         assert asked["ttft_ns"].min() >= FIRST_S * 1e9
@@ -108,10 +108,10 @@ def test_a_client_of_ones_own_asks_and_tells_each_token(deploy, tmp_path):
     )
     deployment = deploy(asked)
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(FIELDS))
+    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS))
 
     assert deployment.stop(timeout_s=60) == []
-    told = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    told = dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
     assert set(told["status"]) == {200}
     assert set(told["output_tokens"]) == {TOKENS}
     assert set(told["input_tokens"]) == {128}
@@ -214,9 +214,9 @@ def inference(protocol="oip", **changes):
 def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, tmp_path, protocol):
     deployment = deploy(inference(protocol, concurrency=2))
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 40 * 8 * len(FIELDS))
+    assert eventually(lambda: log.stat().st_size > 40 * 8 * len(CLIENT_FIELDS))
     assert deployment.stop(timeout_s=60) == []
-    asked = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    asked = dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
     assert set(asked["status"]) == {200}
     assert set(asked["ttft_ns"]) == set(asked["output_tokens"]) == {-1}
 
@@ -257,7 +257,7 @@ def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_pat
     with running(*servers) as urls:
         deployment = deploy(running_already(urls), replicas=2)
         logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
-        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
+        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS) for log in logs))
         assert deployment.stop(timeout_s=60) == []
         for url, server, status in zip(urls, servers, deployment.statuses(), strict=True):
             assert (status["server_url"], status["server_end"], "server_pid" in status) == (url, "left running", False)
@@ -274,7 +274,7 @@ def test_one_behind_tls_is_asked_where_its_authority_is_trusted(deploy, tmp_path
         assert check_server("llm", asked.server) == []
         deployment = deploy(asked)
         log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-        assert eventually(lambda: log.is_file() and log.stat().st_size > 20 * 8 * len(FIELDS))
+        assert eventually(lambda: log.is_file() and log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS))
         assert deployment.stop(timeout_s=60) == []
     assert deployment.statuses()[0]["load"]["failures"] == {}
 
@@ -322,13 +322,13 @@ def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
     with running(server) as urls:
         asked = running_already(urls, concurrency=None, requests={}, trace={"file": str(trace), "factor": 2})
         deployment = deploy(asked)
-        assert eventually(lambda: log.is_file() and log.stat().st_size >= 9 * 8 * len(FIELDS))
+        assert eventually(lambda: log.is_file() and log.stat().st_size >= 9 * 8 * len(CLIENT_FIELDS))
         assert deployment.stop(timeout_s=60) == []
-    requests = np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS))
-    requests = requests[requests[:, FIELDS.index("intended_ns")].argsort()]
-    assert set(requests[:, FIELDS.index("status")]) == {200}
-    assert requests[:9, FIELDS.index("output_tokens")].tolist() == lengths * 3
-    between_ms = np.diff(requests[:9, FIELDS.index("intended_ns")]) / 1e6
+    requests = np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS))
+    requests = requests[requests[:, CLIENT_FIELDS.index("intended_ns")].argsort()]
+    assert set(requests[:, CLIENT_FIELDS.index("status")]) == {200}
+    assert requests[:9, CLIENT_FIELDS.index("output_tokens")].tolist() == lengths * 3
+    between_ms = np.diff(requests[:9, CLIENT_FIELDS.index("intended_ns")]) / 1e6
     assert between_ms.round(3).tolist() == [20, 30, 25, 20, 30, 25, 20, 30], (
         "twice as fast, and a mean interval between"
     )
@@ -344,7 +344,7 @@ def test_images_and_sounds_arrive_whole(deploy, tmp_path, protocol, load):
         asked["body"] = {"text": "{prompt}", "image": "{image}", "audio": "{audio}"}
     with running(server) as urls:
         deployment = deploy(running_already(urls, **asked))
-        assert eventually(lambda: log.is_file() and log.stat().st_size >= 20 * 8 * len(FIELDS))
+        assert eventually(lambda: log.is_file() and log.stat().st_size >= 20 * 8 * len(CLIENT_FIELDS))
         assert deployment.stop(timeout_s=60) == []
     assert deployment.statuses()[0]["load"]["failures"] == {}
     for body in server.asked:
@@ -415,7 +415,7 @@ def test_a_server_that_hangs_in_the_recording_does_not_pass(deploy, tmp_path):
     deployment = deploy(asked)
     of_load = HANGS_AFTER - 2  # one showed that it is ready, one was its warm-up
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size == of_load * 8 * len(FIELDS))
+    assert eventually(lambda: log.stat().st_size == of_load * 8 * len(CLIENT_FIELDS))
     window = Window(begin_s, time.time())
 
     assert deployment.stop(timeout_s=60) == []

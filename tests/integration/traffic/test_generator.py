@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from harness.traffic.arrivals import constant, poisson
+from harness.traffic.arrivals import of_targets
 from harness.traffic.generator import LoadPlan, main
-from harness.traffic.requests_log import FAILED, UNANSWERED
+from harness.traffic.records import BROKEN, UNANSWERED
 from tests.support.generated_load import fake_service, plan_for, records, run, start
 
 pytestmark = pytest.mark.integration
@@ -25,7 +25,7 @@ def test_every_intended_request_is_sent_and_answered_after_the_services_own_time
         found = run(plan_for(port, tmp_path, rate=200.0, duration_s=1.5, arrivals=arrivals, seed=3))
 
     expected_ns = []
-    for at_ns, _ in {"poisson": poisson, "constant": constant}[arrivals](200.0, 1, 3):
+    for at_ns, _ in of_targets(200.0, arrivals, 1, 3):
         if at_ns >= 1.5 * S:
             break
         expected_ns.append(at_ns)
@@ -121,8 +121,8 @@ def in_pieces(client):
         (in_pieces, 200),
         (answer(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n"), 429),
         (answer(b"HTTP/1.1 503 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"), 503),
-        (lambda _client: False, FAILED),
-        (answer(b"nonsense\r\n\r\n"), FAILED),
+        (lambda _client: False, BROKEN),
+        (answer(b"nonsense\r\n\r\n"), BROKEN),
         (lambda _client: True, UNANSWERED),
     ],
     ids=["in pieces", "refused", "closes", "hangs up", "no HTTP", "silent"],
@@ -140,7 +140,7 @@ def test_nobody_listening_is_a_failed_request_each_and_not_an_end(tmp_path):
     found = run(plan_for(port, tmp_path, rate=100.0, duration_s=0.3))
 
     assert len(found) > 15
-    assert set(found["status"].tolist()) == {FAILED}
+    assert set(found["status"].tolist()) == {BROKEN}
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -160,7 +160,7 @@ def test_a_server_that_dies_in_between_fails_only_what_comes_then(tmp_path, serv
 
     assert len(found) == pytest.approx(100, abs=1)
     assert (found["status"] == 200).sum() == 50
-    assert (found["status"] == FAILED).sum() == len(found) - 50
+    assert (found["status"] == BROKEN).sum() == len(found) - 50
 
 
 def test_sigterm_ends_it_with_everything_written(tmp_path, serving):
@@ -194,8 +194,6 @@ def test_a_plan_that_cannot_be_read_is_one_line_and_code_2(tmp_path, capsys):
     assert capsys.readouterr().err.count("load: no plan to run") == 3
 
 
-def test_a_plan_survives_the_disk(tmp_path):
+def test_a_plan_survives_the_disk():
     plan = LoadPlan(targets=[("127.0.0.1", 1), ("::1", 2)], rate=2.5, log="x", duration_s=3.0)
-    (tmp_path / "plan.json").write_text(plan.to_json())
-
-    assert LoadPlan.read(tmp_path / "plan.json") == plan
+    assert LoadPlan.parse(plan.to_json()) == plan

@@ -10,7 +10,8 @@ from harness.analysis.metrics.requests import read_requests
 from harness.errors import ResultsPathError
 from harness.metrics.quality import Severity
 from harness.results.manifest import Gpu, Host, Provenance, Software
-from harness.results.requests import BROKEN, GENERATED, LATENCY, LOAD_LOG, UNANSWERED, Window, read
+from harness.results.requests import GENERATED, LATENCY, LOAD_LOG, Window, read
+from harness.traffic.records import BROKEN, UNANSWERED
 from tests.support.experiments import experiment
 
 MS = 1_000_000

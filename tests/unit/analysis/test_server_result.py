@@ -10,9 +10,9 @@ from harness.analysis.client_result import SLO, evaluate
 from harness.analysis.objective import SLICES, Outcome, in_sentences, share_interval
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
-from harness.replica.engine.ledger import FIELDS
 from harness.results.requests import CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
 from harness.spec import Sharing, SloSpec, WorkloadSpec
+from harness.traffic.records import CLIENT_FIELDS
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -53,7 +53,7 @@ def ends(number, begin_s=1000.0, end_s=1010.0):
 
 
 def test_it_reads_what_the_replicas_write():
-    assert CLIENT.names == FIELDS
+    assert CLIENT.names == CLIENT_FIELDS
 
 
 @pytest.mark.parametrize(("url", "whose"), [("http://localhost", "not theirs alone"), ("http://there", "not theirs")])

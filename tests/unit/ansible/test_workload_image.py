@@ -161,14 +161,14 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
     sources = {name for name in context if name.startswith("harness/")}
     assert sources == {f"harness/{name}.py" for name in ("__init__", "cgroup", "errors", "host")} | {
         str(path.relative_to(ROOT))
-        for folder in ("replica", "spec")
+        for folder in ("replica", "spec", "traffic")
         for path in (ROOT / "harness" / folder).rglob("*.py")
     }
     for name in sources:
         assert context[name] == (ROOT / name).read_text()
 
 
-def test_a_replica_starts_from_what_the_image_has(tmp_path):
+def test_a_replica_and_a_load_pod_start_from_what_the_image_has(tmp_path):
     context = resolved("__workload_image_context")
     for name in context:
         if name.startswith("harness/"):
@@ -177,6 +177,7 @@ def test_a_replica_starts_from_what_the_image_has(tmp_path):
     told = ReplicaSpec.timed(WorkloadSpec(name="resnet50"), Timing(), beside=False).environment()
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness, harness.replica.runner, harness.spec.server;"
+        "import harness.traffic.pod, harness.replica.engine.workload;"
         "from harness.replica.settings import from_environment; import os;"
         "print(harness.__file__, from_environment(os.environ).workload)"
     )

@@ -9,10 +9,10 @@ from harness.backends.base import ReplicaDeath
 from harness.campaign.verdict import crashes, lack_of_memory
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
-from harness.replica.latency_log import LatencyLog
 from harness.results import layout
 from harness.results.requests import Window
 from harness.spec import ConditionSpec, NeighbourSpec, WorkloadSpec
+from harness.traffic.records import RecordLog
 from tests.support.experiments import experiment
 
 BEGIN_S = time.time()
@@ -29,7 +29,7 @@ def beside(name, replicas=2):
 def served(folder, replica, *at_s):
     place = layout.replica_folder(folder, replica)
     place.mkdir(parents=True)
-    log = LatencyLog(place / "latencies.bin")
+    log = RecordLog(place / "latencies.bin")
     for second in at_s:
         log.append(round((BEGIN_S + second) * 1e9), 1_000_000)
     log.close()

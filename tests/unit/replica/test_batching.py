@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from harness.replica.custom_metrics import Histogram
-from harness.replica.frontends.batching import Batcher, Ledger, Pending, Service
+from harness.replica.frontends.batching import Batcher, BatchLedger, Pending, Service
 from harness.replica.frontends.frontend import Passes, batch_sizes, warm_up
-from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
+from harness.traffic.records import RecordLog
 
 MS = 1_000_000
 
@@ -154,8 +154,8 @@ def test_what_is_begun_and_not_answered_is_turned_away_with_what_waits():
 
 def test_latency_counts_from_the_intended_time_and_service_time_stands_beside_it(tmp_path):
     metrics, services = RequestMetrics(), Histogram("inference_service_seconds", "x")
-    logs = LatencyLog(tmp_path / "latencies.bin"), LatencyLog(tmp_path / "services.bin")
-    ledger = Ledger(metrics, services, *logs)
+    logs = RecordLog(tmp_path / "latencies.bin"), RecordLog(tmp_path / "services.bin")
+    ledger = BatchLedger(metrics, services, *logs)
     queue, model = batcher(), Model(takes_s=0.01)
     now_ns = time.perf_counter_ns()
     queue.offer(Pending(3, now_ns - 50 * MS, now_ns, None))

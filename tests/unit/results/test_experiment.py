@@ -16,6 +16,7 @@ from harness.errors import ConflictError, ResultsPathError
 from harness.results import Manifest, Status, finalise, read_manifest, requests, verify_experiment
 from harness.results.layout import metric_files
 from harness.results.tables import read_rows
+from harness.traffic.records import NONE
 from tests.unit.results.synthetic import (
     GPU_METRICS,
     METRICS,
@@ -355,7 +356,7 @@ def test_requests_survive_the_change_to_a_table_and_a_torn_one_is_dropped(tmp_pa
     assert np.array_equal(table.rows, logged.rows)
     assert np.array_equal(table.rows["intended_ns"], records["start_ns"])
     assert np.array_equal(requests.latency_ns(table.rows), records["latency_ns"])
-    assert set(table.rows["sent_ns"].tolist()) <= {requests.NONE}
+    assert set(table.rows["sent_ns"].tolist()) <= {NONE}
 
 
 def test_what_the_load_generator_saw_is_the_table_and_what_its_replicas_logged_is_counted(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import yaml
 from harness.campaign.plan import expand
 from harness.errors import CampaignFileError, UsageError
 from harness.metrics.catalogue import CATALOGUE, REPLICA_SOURCES
-from harness.replica.engine.load import FOLLOW_S
+from harness.replica.engine.workload import FOLLOW_S
 from harness.spec import Sharing, WorkloadSpec
 from harness.spec.load import parse_campaign
 from harness.spec.workload import SERVER as SERVER_TARGET

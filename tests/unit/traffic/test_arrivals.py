@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.traffic.arrivals import NS_PER_S, constant, poisson
+from harness.traffic.arrivals import NS_PER_S, of_targets
 
 
 def take(arrivals, number):
@@ -15,7 +15,7 @@ def take(arrivals, number):
 
 
 def test_poisson_arrivals_have_exponential_gaps_of_the_rate_at_every_target():
-    at_ns, targets = take(poisson(50.0, 3, seed=7), 30_000)
+    at_ns, targets = take(of_targets(50.0, "poisson", 3, seed=7), 30_000)
 
     for target in range(3):
         gaps_s = np.diff(at_ns[targets == target]) / NS_PER_S
@@ -24,7 +24,7 @@ def test_poisson_arrivals_have_exponential_gaps_of_the_rate_at_every_target():
 
 
 def test_poisson_arrivals_are_those_of_the_seed():
-    same = [take(poisson(10.0, 2, seed), 100) for seed in (1, 1, 2)]
+    same = [take(of_targets(10.0, "poisson", 2, seed), 100) for seed in (1, 1, 2)]
 
     assert (same[0][0] == same[1][0]).all()
     assert (same[0][1] == same[1][1]).all()
@@ -32,7 +32,7 @@ def test_poisson_arrivals_are_those_of_the_seed():
 
 
 def test_constant_arrivals_are_evenly_spaced_and_take_turns():
-    at_ns, targets = take(constant(100.0, 2, seed=0), 1000)
+    at_ns, targets = take(of_targets(100.0, "constant", 2, seed=0), 1000)
 
     assert np.abs(np.diff(at_ns) - NS_PER_S / 200).max() <= 1
     assert at_ns[-1] == 5 * NS_PER_S

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import grpc
 
-from harness.replica.engine.asking import BROKEN, Asker, Outcome
-from harness.replica.engine.open_inference import METHOD, has_outputs
-from harness.replica.engine.process import HOST
-from harness.replica.engine.protocols import Answer, BadAnswerError, Question, body_of
-from harness.replica.engine.settings import request_headers
 from harness.spec.server import ServerSpec
+from harness.traffic.clients import ServerClient, request_headers
+from harness.traffic.open_inference import METHOD, has_outputs
+from harness.traffic.protocols import BadAnswerError, Question, body_of
+from harness.traffic.records import BROKEN, OK, Exchange
 
 STATUSES = {
     "INVALID_ARGUMENT": 400,
@@ -45,31 +44,32 @@ _OPTIONS = (
 )
 
 
-class GrpcAsker(Asker):
-    """Sends requests to one server; arguments as of Asker."""
+class GrpcClient(ServerClient):
+    """Sends requests over one channel, over TLS or not."""
 
-    def __init__(self, engine: ServerSpec, port: int, host: str = HOST, *, tls: bool = False) -> None:
-        super().__init__(engine)
+    def __init__(self, server: ServerSpec, port: int, host: str, *, tls: bool = False) -> None:
+        super().__init__(server)
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._tls = tls
         self._channel: grpc.aio.Channel | None = None
-        self._metadata = tuple((name.lower(), value) for name, value in request_headers(engine).items())
+        self._metadata = tuple((name.lower(), value) for name, value in request_headers(server).items())
 
     async def close(self) -> None:
-        """End the connection."""
+        """Let go of what is under way, and end the connection."""
+        await super().close()
         if self._channel is not None:
             await self._channel.close()
 
-    async def _exchange(self, question: Question, outcome: Outcome) -> None:
-        body = body_of(self._engine, question)
+    async def _ask(self, question: Question, exchange: Exchange) -> None:
+        body = body_of(self._server, question)
         infer = self._connected().unary_unary(METHOD)
-        outcome.sent_ns = time.perf_counter_ns()
+        exchange.sent_ns = time.perf_counter_ns()
         try:
             answer = await infer(body, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             code = error.code().name
-            outcome.status = STATUSES.get(code, BROKEN)
-            outcome.said = f"gRPC {code}: {error.details()}"
+            exchange.status = STATUSES.get(code, BROKEN)
+            exchange.said = f"gRPC {code}: {error.details()}"
             return
         try:
             complete = has_outputs(answer)
@@ -77,7 +77,7 @@ class GrpcAsker(Asker):
             raise BadAnswerError(f"the answer is no ModelInferResponse: {error}") from error
         if not complete:
             raise BadAnswerError("the answer has no outputs")
-        outcome.take(Answer(finished=True))
+        exchange.status = OK
 
     def _connected(self) -> grpc.aio.Channel:
         """The channel; it belongs to the event loop in which it is made."""

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from harness.replica.engine import trace
-from harness.replica.engine.load import arrivals, ramped
-from harness.replica.engine.questions import questions
-from harness.replica.errors import CannotBeMetError
-from tests.unit.replica.engines import engine
+from harness.errors import LoadError
+from harness.traffic import arrivals as times
+from harness.traffic.arrivals import arrivals, ramped
+from harness.traffic.questions import questions
+from tests.unit.traffic.engines import engine
 
 LENGTHS = {"input_tokens": {"mean": 4}, "output_tokens": {"mean": 3}}
 MS = 1_000_000
@@ -27,10 +27,10 @@ def written(path, *lines):
 def test_a_trace_is_asked_at_its_times_with_its_lengths_and_then_again(tmp_path):
     lines = line(500, 3, 2, hash_ids=[0, 1]), line(500, 1, 9), "", line(1500.5, 4, 1)
     path = written(tmp_path / "trace.jsonl", *lines)
-    read = trace.read(path, 2.0)
+    read = times.read_trace(path, 2.0)
     assert [each.at_ms for each in read] == [0, 0, 500.25]
     mean_ms = 500.25 / 2
-    assert list(itertools.islice(trace.arrivals(read), 6)) == [
+    assert list(itertools.islice(times.of_trace(read), 6)) == [
         round(ms * MS) for ms in (0, 0, 500.25, 500.25 + mean_ms, 500.25 + mean_ms, 1000.5 + mean_ms)
     ]
     settings = engine(protocol="openai-chat", requests={}, trace={"file": str(path), "factor": 2.0})
@@ -66,13 +66,13 @@ def test_a_trace_is_asked_at_its_times_with_its_lengths_and_then_again(tmp_path)
 def test_a_trace_that_is_none_is_said_with_its_line(tmp_path, lines, message):
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(lines), errors="surrogateescape")
-    with pytest.raises(CannotBeMetError, match=message):
-        trace.read(path, 1.0)
+    with pytest.raises(LoadError, match=message):
+        times.read_trace(path, 1.0)
 
 
 def test_a_trace_that_is_missing_is_said(tmp_path):
-    with pytest.raises(CannotBeMetError, match="cannot be read"):
-        trace.read(tmp_path / "none.jsonl", 1.0)
+    with pytest.raises(LoadError, match="cannot be read"):
+        times.read_trace(tmp_path / "none.jsonl", 1.0)
 
 
 @pytest.mark.parametrize(("rate", "to"), [(10.0, 40.0), (40.0, 10.0), (10.0, 10.0)])

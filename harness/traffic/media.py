@@ -21,10 +21,10 @@ _SQUARE = 4
 """Pixels; noise in squares of so many makes a PNG about as large as a photograph of as many pixels is as JPEG."""
 
 
-def pool(asked: RequestsSpec, seed: int) -> list[dict[bytes, bytes]]:
+def pool(requests: RequestsSpec, seed: int) -> list[dict[bytes, bytes]]:
     """A few sets of what is filled into bodies, by what it is filled in for; of ``requests`` in the campaign file."""
     chance = random.Random(seed)  # noqa: S311 - noise to repeat, not a secret
-    return [dict(_made(asked, chance)) for _ in range(POOL)]
+    return [dict(_made(requests, chance)) for _ in range(POOL)]
 
 
 def png(width: int, height: int, chance: random.Random) -> bytes:
@@ -51,8 +51,8 @@ def wav(seconds: float, chance: random.Random) -> bytes:
     return file.getvalue()
 
 
-def _made(asked: RequestsSpec, chance: random.Random) -> Iterator[tuple[bytes, bytes]]:
-    if asked.image:
-        yield IMAGE.encode(), base64.b64encode(png(asked.image.width, asked.image.height, chance))
-    if asked.audio:
-        yield AUDIO.encode(), base64.b64encode(wav(asked.audio.seconds, chance))
+def _made(requests: RequestsSpec, chance: random.Random) -> Iterator[tuple[bytes, bytes]]:
+    if requests.image:
+        yield IMAGE.encode(), base64.b64encode(png(requests.image.width, requests.image.height, chance))
+    if requests.audio:
+        yield AUDIO.encode(), base64.b64encode(wav(requests.audio.seconds, chance))

@@ -1,14 +1,15 @@
-"""A client of the user's own: what it returns and raises becomes an outcome like any other."""
+"""A client of the user's own: what it returns and raises becomes an exchange like any other."""
 
 import asyncio
 import time
 
 import pytest
 
-from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Outcome, OwnAsker
-from harness.replica.engine.protocols import UNKNOWN, Question
+from harness.replica.engine.workload import user_client
 from harness.replica.errors import CannotBeMetError, WorkloadError
-from tests.unit.replica.engines import engine
+from harness.traffic.protocols import UNKNOWN, Question
+from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
+from tests.unit.traffic.engines import HOST, engine
 
 
 class Told:
@@ -45,10 +46,10 @@ def asked(prompt, **changes):
     told_how = engine(**{"protocol": "own", "client": f"{__name__}:told", "request_timeout_s": 0.05} | changes)
 
     async def ask():
-        asker = OwnAsker(told_how, 1)
-        outcome = await asker.ask(Question(3, prompt=prompt), Outcome(time.perf_counter_ns()))
-        await asker.close()
-        return outcome
+        client = user_client(told_how, 1, HOST)
+        exchange = await client.ask(Question(3, prompt=prompt), Exchange(time.perf_counter_ns()))
+        await client.close()
+        return exchange
 
     return asyncio.run(ask())
 
@@ -63,11 +64,11 @@ def asked(prompt, **changes):
     ],
 )
 def test_what_it_raises_is_what_became_of_the_request(prompt, status, said):
-    outcome = asked(prompt, request_timeout_s=0.05 if prompt == "hang" else 60.0)
+    exchange = asked(prompt, request_timeout_s=0.05 if prompt == "hang" else 60.0)
 
-    assert outcome.status == status
-    assert said in outcome.said
-    assert len(outcome.token_ns) == (3 if prompt == "fine" else 0)
+    assert exchange.status == status
+    assert said in exchange.said
+    assert len(exchange.token_ns) == (3 if prompt == "fine" else 0)
 
 
 def test_counts_are_the_servers_else_the_pieces_else_unknown():

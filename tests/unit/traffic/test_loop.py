@@ -11,20 +11,19 @@ import time
 
 import pytest
 
-from harness.replica.engine import http_client
-from harness.replica.engine import load as load_module
-from harness.replica.engine import questions as asked
-from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, HttpAsker, Outcome
-from harness.replica.engine.http_client import Connection, StampedReader, StampedSocket
-from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
-from harness.replica.engine.load import Load
-from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
-from harness.replica.engine.settings import request_headers, without_key
-from harness.replica.errors import CannotBeMetError, WorkloadError
-from harness.replica.latency_log import LatencyLog
+from harness.replica.engine import workload as workload_module
+from harness.replica.engine.ledger import Families, ServerLedger, p99
+from harness.replica.engine.workload import ServerLoad
+from harness.replica.errors import LoadError, WorkloadError
 from harness.replica.metrics import RequestMetrics
+from harness.traffic import http_client
+from harness.traffic import questions as asked
+from harness.traffic.clients import HttpClient, request_headers, without_key
+from harness.traffic.http_client import HttpConnection, StampedReader, StampedSocket
+from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
+from harness.traffic.records import ABANDONED, BAD_ANSWER, BROKEN, CLIENT_FIELDS, OK, UNANSWERED, Exchange, RecordLog
 from tests.support.fake_streaming_server import HANGS_AFTER, Server
-from tests.unit.replica.engines import chat, engine
+from tests.unit.traffic.engines import HOST, chat, engine
 
 QUESTION = Question(output_tokens=5, prompt="the sun")
 
@@ -34,8 +33,8 @@ def asked_of(server, settings, times=1, question=QUESTION):
 
     async def run():
         async with await server.serve() as listening:
-            asker = HttpAsker(settings, listening.sockets[0].getsockname()[1])
-            found = [await asker.ask(question, Outcome(time.perf_counter_ns())) for _ in range(times)]
+            asker = HttpClient(settings, listening.sockets[0].getsockname()[1], HOST)
+            found = [await asker.ask(question, Exchange(time.perf_counter_ns())) for _ in range(times)]
             await asker.close()
             await asyncio.sleep(0)
             return found
@@ -67,9 +66,9 @@ def test_a_stream_is_read_token_by_token():
 
 
 def test_times_are_those_of_the_server_and_never_less():
-    (outcome,) = asked_of(Server(first_s=0.02, gap_s=0.01), chat())
-    assert outcome.ttft_ns >= 0.02e9
-    assert outcome.latency_ns >= (0.02 + 4 * 0.01) * 1e9
+    (exchange,) = asked_of(Server(first_s=0.02, gap_s=0.01), chat())
+    assert exchange.ttft_ns >= 0.02e9
+    assert exchange.latency_ns >= (0.02 + 4 * 0.01) * 1e9
 
 
 def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
@@ -77,18 +76,18 @@ def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
         reader = StampedReader()
         reader.feed_data(b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": [{"text": "a"}]}\n\n' + b"data: [DONE]\n\n")
         reader.feed_eof()
-        arrived_ns, outcome = time.perf_counter_ns(), Outcome(0)
-        await HttpAsker(engine(protocol="openai-completions"), 1)._read(Connection(reader, None), outcome)
-        return arrived_ns, outcome
+        arrived_ns, exchange = time.perf_counter_ns(), Exchange(0)
+        await HttpClient(engine(protocol="openai-completions"), 1, HOST)._read(HttpConnection(reader, None), exchange)
+        return arrived_ns, exchange
 
-    arrived_ns, outcome = asyncio.run(read())
-    assert outcome.status == OK
-    assert 0 < outcome.token_ns[0] <= arrived_ns
+    arrived_ns, exchange = asyncio.run(read())
+    assert exchange.status == OK
+    assert 0 < exchange.token_ns[0] <= arrived_ns
 
 
 def test_pieces_count_where_the_server_counts_no_tokens():
-    (outcome,) = asked_of(Server(), engine(protocol="openai-completions"))
-    assert outcome.output_tokens == 5
+    (exchange,) = asked_of(Server(), engine(protocol="openai-completions"))
+    assert exchange.output_tokens == 5
     stream = EventStream()
     assert len(list(stream.feed(b'data: {"choices": [{"text": "a"}]}\n\nda'))) == 1
     assert len(list(stream.feed(b'ta: {"choices": [{"text": "b", "finish_reason": "stop"}]}\r\n\r\n'))) == 1
@@ -96,8 +95,8 @@ def test_pieces_count_where_the_server_counts_no_tokens():
 
 
 def test_without_a_stream_there_are_counts_and_no_times_of_tokens():
-    (outcome,) = asked_of(Server(), chat(stream=False))
-    assert (outcome.status, outcome.token_ns, outcome.ttft_ns, outcome.output_tokens) == (OK, [], UNKNOWN, 2)
+    (exchange,) = asked_of(Server(), chat(stream=False))
+    assert (exchange.status, exchange.token_ns, exchange.ttft_ns, exchange.output_tokens) == (OK, [], UNKNOWN, 2)
 
 
 def test_a_connection_that_the_server_closes_is_opened_again():
@@ -142,35 +141,35 @@ def test_what_is_read_has_the_time_at_which_the_system_had_it(monkeypatch):
     ],
 )
 def test_what_goes_wrong_has_a_kind_and_words(fault, status, said):
-    (outcome,) = asked_of(Server(fault=fault), chat())
-    assert outcome.status == status
-    assert said in outcome.said
+    (exchange,) = asked_of(Server(fault=fault), chat())
+    assert exchange.status == status
+    assert said in exchange.said
 
 
 def test_an_answer_that_is_late_or_none_has_failed():
-    (outcome,) = asked_of(Server(fault="mute"), engine(request_timeout_s=0.01))
-    assert (outcome.status, outcome.said) == (UNANSWERED, "no whole answer within 0.01 s")
+    (exchange,) = asked_of(Server(fault="mute"), engine(request_timeout_s=0.01))
+    assert (exchange.status, exchange.said) == (UNANSWERED, "no whole answer within 0.01 s")
     assert asked_of(Server(fault="not-json"), chat(stream=False))[0].status == BAD_ANSWER
 
 
 def test_a_stream_that_stalls_has_failed_and_keeps_the_tokens_that_came():
-    (outcome,) = asked_of(Server(gap_s=60), chat(request_timeout_s=0.5))
-    assert (outcome.status, outcome.said) == (UNANSWERED, "no whole answer within 0.5 s")
-    assert len(outcome.token_ns) == 1
+    (exchange,) = asked_of(Server(gap_s=60), chat(request_timeout_s=0.5))
+    assert (exchange.status, exchange.said) == (UNANSWERED, "no whole answer within 0.5 s")
+    assert len(exchange.token_ns) == 1
 
 
 def test_tokens_beyond_those_asked_for_are_timed_and_counted():
     server = Server(fault="too-long")
-    (outcome,) = asked_of(server, chat())
-    assert (outcome.status, outcome.output_tokens, len(outcome.gaps_ns)) == (OK, 15, 14)
+    (exchange,) = asked_of(server, chat())
+    assert (exchange.status, exchange.output_tokens, len(exchange.gaps_ns)) == (OK, 15, 14)
     server = Server(fault="too-long", gap_s=60)
     assert asked_of(server, chat(request_timeout_s=0.5))[0].status == UNANSWERED
 
 
 def test_the_success_condition_is_the_users():
     assert asked_of(Server(), engine(success={"status": 200, "contains": "label"}))[0].status == OK
-    (outcome,) = asked_of(Server(), engine(success={"status": 200, "contains": "dog"}))
-    assert (outcome.status, outcome.said) == (BAD_ANSWER, "the answer does not contain 'dog'")
+    (exchange,) = asked_of(Server(), engine(success={"status": 200, "contains": "dog"}))
+    assert (exchange.status, exchange.said) == (BAD_ANSWER, "the answer does not contain 'dog'")
 
 
 def test_a_server_that_is_not_there_is_no_connection():
@@ -178,7 +177,7 @@ def test_a_server_that_is_not_there_is_no_connection():
         listening = await Server().serve()
         port = listening.sockets[0].getsockname()[1]
         listening.close()
-        return await HttpAsker(engine(), port).ask(QUESTION, Outcome(time.perf_counter_ns()))
+        return await HttpClient(engine(), port, HOST).ask(QUESTION, Exchange(time.perf_counter_ns()))
 
     assert asyncio.run(ask()).status == BROKEN
 
@@ -213,19 +212,19 @@ def test_a_stream_that_is_cut_or_empty_is_a_bad_answer(data):
 
 def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
     families, metrics = Families(streams=True), RequestMetrics()
-    log = LatencyLog(tmp_path / "latencies.bin")
-    ledger = Ledger(families, metrics, log, tmp_path)
+    log = RecordLog(tmp_path / "latencies.bin")
+    ledger = ServerLedger(families, metrics, log, tmp_path)
     metrics.publish(*families.published)
     begin_ns = time.perf_counter_ns()
     token_ns = [begin_ns + 30, begin_ns + 35, begin_ns + 55]
-    ledger.book(Outcome(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3))
-    ledger.book(Outcome(begin_ns, begin_ns, begin_ns + 90, 500, said="HTTP 500"))
+    ledger.book(Exchange(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3))
+    ledger.book(Exchange(begin_ns, begin_ns, begin_ns + 90, 500, said="HTTP 500"))
     ledger.close()
     log.close()
 
-    width = len(FIELDS)
+    width = len(CLIENT_FIELDS)
     good, bad = struct.iter_unpack(f"<{width}q", (tmp_path / "requests.bin").read_bytes())
-    assert dict(zip(FIELDS, good, strict=True)) | {"intended_ns": 0} == {
+    assert dict(zip(CLIENT_FIELDS, good, strict=True)) | {"intended_ns": 0} == {
         "intended_ns": 0, "send_error_ns": 10, "latency_ns": 60, "ttft_ns": 30, "itl_p99_ns": 20,
         "input_tokens": 4, "output_tokens": 3, "status": 200,
     }  # fmt: skip
@@ -262,7 +261,7 @@ def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, 
     server, stopping, depths = Server(), threading.Event(), []
     metrics = RequestMetrics()
     settings = engine(**load)
-    ledger = Ledger(Families(streams=False), metrics, None, tmp_path)
+    ledger = ServerLedger(Families(streams=False), metrics, None, tmp_path)
     started, over = threading.Event(), threading.Event()
 
     def on_depth(depth):
@@ -284,8 +283,8 @@ def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, 
     thread.start()
     assert started.wait(120)
     questions = asked.questions(settings, 0)
-    asking = Load(
-        settings, HttpAsker(settings, found[0]), questions, ledger, seed=1, on_depth=on_depth, alive=lambda: None
+    asking = ServerLoad(
+        settings, HttpClient(settings, found[0], HOST), questions, ledger, seed=1, on_depth=on_depth, alive=lambda: None
     )
     try:
         asking.run(stopping)
@@ -301,19 +300,19 @@ def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, 
 @pytest.mark.parametrize("load", [{"concurrency": 3}, {"rate": 1000.0, "arrivals": "constant", "max_in_flight": 2}])
 def test_what_has_no_answer_at_the_end_is_booked_as_abandoned(tmp_path, monkeypatch, load):
     """Also what the hanging server left no room for."""
-    monkeypatch.setattr(load_module, "FOLLOW_S", 0.02)
+    monkeypatch.setattr(workload_module, "FOLLOW_S", 0.02)
     server, stopping, settings = Server(fault="hang"), threading.Event(), engine(**load)
-    ledger = Ledger(Families(streams=False), RequestMetrics(), None, tmp_path)
+    ledger = ServerLedger(Families(streams=False), RequestMetrics(), None, tmp_path)
     begun_ns = []
 
     async def run():
         async with await server.serve() as listening:
             port = listening.sockets[0].getsockname()[1]
-            asking = Load(
-                settings, HttpAsker(settings, port), asked.questions(settings, 0), ledger,
+            asking = ServerLoad(
+                settings, HttpClient(settings, port, HOST), asked.questions(settings, 0), ledger,
                 seed=1, on_depth=lambda _: None, alive=stop_once_it_hangs,
             )  # fmt: skip
-            await asking._run(stopping)
+            await asking.ask_until(stopping)
             return asking
 
     def stop_once_it_hangs():
@@ -325,7 +324,7 @@ def test_what_has_no_answer_at_the_end_is_booked_as_abandoned(tmp_path, monkeypa
     asking = asyncio.run(run())
     asking.close()
     records = [
-        dict(zip(FIELDS, each, strict=True))
+        dict(zip(CLIENT_FIELDS, each, strict=True))
         for each in struct.iter_unpack("<8q", (tmp_path / "requests.bin").read_bytes())
     ]
     left = [each for each in records if each["status"] == ABANDONED]
@@ -351,16 +350,16 @@ def test_a_request_is_made_before_its_time_counts(tmp_path, load):
         stopping.set()
         yield from itertools.repeat(Question(output_tokens=50))
 
-    class Answers(HttpAsker):
-        async def ask(self, question, outcome):
-            events.append(("sent", question.output_tokens, outcome.intended_ns))
-            outcome.status, outcome.end_ns = OK, time.perf_counter_ns()
+    class Answers(HttpClient):
+        async def ask(self, question, exchange):
+            events.append(("sent", question.output_tokens, exchange.intended_ns))
+            exchange.status, exchange.end_ns = OK, time.perf_counter_ns()
             await asyncio.sleep(0.001)
-            return outcome
+            return exchange
 
     settings = engine(**load)
-    asking = Load(
-        settings, Answers(settings, 1), made(), Ledger(Families(streams=False), RequestMetrics(), None, tmp_path),
+    asking = ServerLoad(
+        settings, Answers(settings, 1, HOST), made(), ServerLedger(Families(streams=False), RequestMetrics(), None, tmp_path),
         seed=1, on_depth=lambda _: None, alive=lambda: None,
     )  # fmt: skip
     asking.run(stopping)
@@ -378,8 +377,8 @@ def test_a_load_ends_with_its_server(tmp_path):
     def dead():
         raise WorkloadError("the server ended with 3")
 
-    asking = Load(
-        engine(), HttpAsker(engine(), 1), asked.questions(engine(), 0), Ledger(Families(streams=False), RequestMetrics(), None, tmp_path),
+    asking = ServerLoad(
+        engine(), HttpClient(engine(), 1, HOST), asked.questions(engine(), 0), ServerLedger(Families(streams=False), RequestMetrics(), None, tmp_path),
         seed=1, on_depth=lambda _: None, alive=dead,
     )  # fmt: skip
     with pytest.raises(WorkloadError, match="ended with 3"):
@@ -390,16 +389,16 @@ def test_a_load_ends_with_its_server(tmp_path):
 @pytest.mark.parametrize("settings", [engine, chat], ids=["whole", "stream"])
 def test_a_key_that_the_server_repeats_is_not_kept(monkeypatch, settings):
     monkeypatch.setenv("MY_KEY", "s3cr3t" * 50)  # longer than what is kept of an answer
-    (outcome,) = asked_of(Server(fault="401"), settings(api_key_env="MY_KEY", api_key_header="X-Api-Key"))
-    assert outcome.status == 401
-    assert "s3cr3t" not in outcome.said
-    assert "X-Api-Key: (key)" in outcome.said
+    (exchange,) = asked_of(Server(fault="401"), settings(api_key_env="MY_KEY", api_key_header="X-Api-Key"))
+    assert exchange.status == 401
+    assert "s3cr3t" not in exchange.said
+    assert "X-Api-Key: (key)" in exchange.said
 
 
 def test_the_key_is_read_from_the_environment_alone(monkeypatch):
     settings = engine(api_key_env="MY_KEY")
     monkeypatch.delenv("MY_KEY", raising=False)
-    with pytest.raises(CannotBeMetError, match="MY_KEY"):
+    with pytest.raises(LoadError, match="MY_KEY"):
         request_headers(settings)
     monkeypatch.setenv("MY_KEY", "s3cr3t")
     server = Server()

@@ -2,6 +2,7 @@
 
 from harness.spec.server import ServerSpec
 
+HOST = "127.0.0.1"
 LENGTHS = {"input_tokens": {"mean": 4}, "output_tokens": {"mean": 3}}
 TENSORS = [{"name": "x", "shape": [1], "datatype": "FP32"}]
 

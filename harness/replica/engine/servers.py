@@ -1,4 +1,4 @@
-"""The server's process: started with a port of its own, watched until it is up, ended by SIGTERM."""
+"""The server that a replica asks: its own process, one in the next container of its pod, or one that runs already."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from harness.replica.errors import CannotBeMetError, WorkloadError
+from harness.replica.status import mps_limits
 from harness.spec.replica import ReplicaSpec
 from harness.spec.server import ServerSpec
 
@@ -30,6 +31,13 @@ PORTS = range(16_384, 30_720)
 """Below what Linux hands to outgoing connections, and below Kubernetes' node ports."""
 LAST_BYTES = 4096
 LAST_WORDS_S = 10.0
+PROC = Path("/proc")
+_CUDA_CONTEXT = "/dev/nvidia-uvm"
+"""Whoever has a CUDA context has mapped it; NVML, cuInit and ``torch.cuda.is_available()`` open it and map nothing of it."""
+_PAUSE = "1"
+"""The process that holds a pod together, often another user's."""
+_LISTENS = "0A"
+_UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]+")
 
 
 class RunningServer:
@@ -58,6 +66,39 @@ class RunningServer:
     def stop(self) -> str:
         """Nothing: how it goes on."""
         return "left running"
+
+
+class SidecarServer:
+    """One that the pod starts and ends; whoever watches the pod notices when it ends by itself.
+
+    Args:
+        engine: what to ask.
+    """
+
+    host, tls = HOST, False
+
+    def __init__(self, engine: ServerSpec) -> None:
+        self.port = engine.pod_port
+        self._path = engine.ready.path
+
+    def facts(self) -> dict[str, object]:
+        """For ``replica.json``."""
+        return {"server_port": self.port, **observed(self.port)}
+
+    def wait_until_up(self) -> None:
+        """Return when the condition of ``ready`` holds; whoever started the pod sets the time limit."""
+        while not self._is_up():
+            time.sleep(POLL_S)
+
+    def require_alive(self) -> None:
+        """Nothing: its exit code is the pod's to tell."""
+
+    def stop(self) -> str:
+        """Nothing: it ends with its pod."""
+        return "left to its pod"
+
+    def _is_up(self) -> bool:
+        return answers_200(f"http://{HOST}:{self.port}{self._path}") if self._path else takes_connections(self.port)
 
 
 class ServerProcess:
@@ -234,3 +275,64 @@ def answers_200(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def observed(port: int, proc: Path = PROC) -> dict[str, object]:
+    """What the processes of the pod show of the GPU, for ``replica.json``.
+
+    ``device``: cuda where one of them has a CUDA context, cpu where all can be seen and none has; empty: it cannot be told.
+    ``mps_pipe_directory`` and ``mps_limits``: what the server was given; None: it cannot be told. ``device_uuid``: likewise, or empty.
+
+    Args:
+        port: that the server listens on.
+        proc: where processes are seen.
+    """
+    sockets = _listening(port, proc)
+    given: Mapping[str, str] | None = None
+    computes = hidden = False
+    for process in proc.glob("[0-9]*"):
+        if process.name in {_PAUSE, str(os.getpid())}:
+            continue
+        try:
+            computes |= _CUDA_CONTEXT in (process / "maps").read_text(errors="replace")
+            if given is None and not sockets.isdisjoint(_open_files(process)):
+                given = _environment_of(process)
+        except PermissionError:
+            hidden = True
+        except OSError:
+            continue  # it has ended
+    uuid = (given or {}).get("NVIDIA_VISIBLE_DEVICES", "")
+    return {
+        "device": "cuda" if computes else "" if hidden or given is None else "cpu",
+        "device_uuid": uuid if _UUID.fullmatch(uuid) else "",
+        "mps_pipe_directory": None if given is None else given.get("CUDA_MPS_PIPE_DIRECTORY", ""),
+        "mps_limits": None if given is None else mps_limits(given),
+    }
+
+
+def _listening(port: int, proc: Path) -> set[str]:
+    """The sockets that take connections at a port, as a process's files name them."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (proc / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue  # there is no IPv6
+        for line in lines:
+            _, local, _, state, *rest = line.split()
+            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{rest[5]}]")
+    return sockets
+
+
+def _open_files(process: Path) -> list[str]:
+    files = []
+    for link in (process / "fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a connection that was closed meanwhile
+            files.append(str(link.readlink()))
+    return files
+
+
+def _environment_of(process: Path) -> dict[str, str]:
+    entries = (process / "environ").read_text(errors="replace").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)

@@ -3,16 +3,17 @@
 import itertools
 import json
 import random
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
-from harness.replica.engine import questions as asked
-from harness.replica.engine.protocols import UNKNOWN
-from harness.replica.engine.questions import texts
-from harness.replica.errors import CannotBeMetError
+from harness.errors import LoadError
+from harness.traffic import questions as asked
+from harness.traffic.protocols import UNKNOWN
+from harness.traffic.questions import ExactTexts
 from tests.support import local_tokenizers
-from tests.unit.replica.engines import engine
+from tests.unit.traffic.engines import engine
 
 LENGTHS = {"input_tokens": {"mean": 9, "stddev": 20, "min": 2, "max": 40}, "output_tokens": {"mean": 3}}
 
@@ -35,7 +36,7 @@ def test_a_text_has_exactly_the_tokens_that_were_asked_for(tmp_path, kind):
     theirs = Tokenizer.from_file(str(file))
     theirs.no_truncation()
     theirs.no_padding()
-    made, chance = texts(str(file)), random.Random(1)
+    made, chance = ExactTexts(Path(file)), random.Random(1)
     for tokens in (1, 2, 3, 17, 1000):
         text = made.make(tokens, chance)
         assert (
@@ -90,11 +91,11 @@ def test_without_one_nobody_knows_how_many_tokens_a_prompt_has():
 def test_what_is_no_tokenizer_is_said(tmp_path, text, message):
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(CannotBeMetError, match=message):
-        texts(str(tmp_path))
+    with pytest.raises(LoadError, match=message):
+        ExactTexts(Path(tmp_path))
 
 
 def test_one_of_which_no_texts_can_be_made_is_said(tmp_path):
     local_tokenizers.words(count=1).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CannotBeMetError, match=r"no text of a given number of tokens can be made with the tokenizer"):
-        texts(str(tmp_path))
+    with pytest.raises(LoadError, match=r"no text of a given number of tokens can be made with the tokenizer"):
+        ExactTexts(Path(tmp_path))

@@ -1,22 +1,28 @@
-"""What is asked, in an order that the seed repeats: synthetic texts, of a trace's lengths or others, or the lines of a file."""
+"""What is asked, in an order that the seed repeats: synthetic texts, of a trace's lengths or others, or the lines of a file.
+
+``python -m harness.traffic.questions``: can be read what a server would be asked? Starts and asks nothing; says why not.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
+import os
 import random
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.replica.engine import media, trace
-from harness.replica.engine.open_inference import TensorRequest
-from harness.replica.engine.protocols import UNKNOWN, Question, body_of
-from harness.replica.errors import CannotBeMetError
+from harness.errors import LoadError
+from harness.spec.replica import read_environment
 from harness.spec.server import OPEN_INFERENCE, Protocol, ServerSpec
 from harness.spec.server_requests import LengthSpec, TensorSpec
+from harness.traffic import arrivals, media
+from harness.traffic.open_inference import TensorRequest
+from harness.traffic.protocols import UNKNOWN, Question, body_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,7 +59,7 @@ class Texts:
 class ExactTexts(Texts):
     """Texts of exactly so many tokens, without special ones and the model's template.
 
-    ``path`` is ``tokenizer.json``, or the folder that holds it. Raises CannotBeMetError where there is no tokenizer, or none of
+    ``path`` is ``tokenizer.json``, or the folder that holds it. Raises LoadError where there is no tokenizer, or none of
     whose tokens texts of a given length can be made.
     """
 
@@ -65,7 +71,7 @@ class ExactTexts(Texts):
             self._words = self._that_stay_apart(candidates)
             if len(self._words) >= _FEWEST_WORDS:
                 return
-        raise CannotBeMetError(
+        raise LoadError(
             f"no text of a given number of tokens can be made with the tokenizer {path}: no two words stay one token each, side by "
             "side; leave requests.tokenizer out."
         )
@@ -100,11 +106,6 @@ class ExactTexts(Texts):
         return all(self.count(self._between.join(order)) == len(order) for order in orders)
 
 
-def texts(path: str | None) -> Texts:
-    """What makes and counts texts: by the tokenizer at ``path``, or None. Raises CannotBeMetError as ExactTexts does."""
-    return ExactTexts(Path(path)) if path else Texts()
-
-
 def _read_tokenizer(path: Path) -> Tokenizer:
     from tokenizers import Tokenizer  # an extra brings it
 
@@ -112,35 +113,36 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CannotBeMetError(
+        raise LoadError(
             f"the tokenizer {file} cannot be read: {error.strerror}; give a folder with {_TOKENIZER_FILE}, or that file. Nothing is fetched."
         ) from error
     except Exception as error:  # the library raises no narrower one
-        raise CannotBeMetError(f"{file} is no tokenizer as {_TOKENIZER_FILE} holds one: {error!s:.200}") from error
+        raise LoadError(f"{file} is no tokenizer as {_TOKENIZER_FILE} holds one: {error!s:.200}") from error
     tokenizer.no_truncation()  # a file may ask for both
     tokenizer.no_padding()
     return tokenizer
 
 
-def questions(engine: ServerSpec, seed: int) -> Iterator[Question]:
-    """Endless, each with its whole body. Raises CannotBeMetError for a file that cannot be read, when the first one is taken."""
+def questions(server: ServerSpec, seed: int) -> Iterator[Question]:
+    """Endless, each with its whole body. Raises LoadError for a file that cannot be read, when the first one is taken."""
     chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
-    made = texts(engine.requests.tokenizer)
-    if engine.protocol in OPEN_INFERENCE:
-        yield from _tensor_questions(engine, made, chance)
-    inputs = itertools.cycle(media.pool(engine.requests, seed))
-    for question, filled in zip(_text_questions(engine, made, chance), inputs, strict=False):
-        body = body_of(engine, question)
+    tokenizer = server.requests.tokenizer
+    made = ExactTexts(Path(tokenizer)) if tokenizer else Texts()
+    if server.protocol in OPEN_INFERENCE:
+        yield from _tensor_questions(server, made, chance)
+    inputs = itertools.cycle(media.pool(server.requests, seed))
+    for question, filled in zip(_text_questions(server, made, chance), inputs, strict=False):
+        body = body_of(server, question)
         for place, data in filled.items():
             body = body.replace(place, data)
         yield replace(question, body=body)
 
 
-def _text_questions(engine: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
-    requests = engine.requests
+def _text_questions(server: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
+    requests = server.requests
     inputs, outputs = requests.input_tokens, requests.output_tokens
-    if engine.trace:
-        for request in itertools.cycle(trace.read(Path(engine.trace.file), engine.trace.factor)):
+    if server.trace:
+        for request in itertools.cycle(arrivals.read_trace(Path(server.trace.file), server.trace.factor)):
             prompt, tokens = made.make(request.input_tokens, chance), made.known(request.input_tokens)
             yield Question(output_tokens=request.output_tokens, prompt=prompt, input_tokens=tokens)
     if requests.file:
@@ -162,11 +164,11 @@ def _text_questions(engine: ServerSpec, made: Texts, chance: random.Random) -> I
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:
-    """The requests of a JSONL file, or of a JSON file in ShareGPT's form. Raises CannotBeMetError with what is at fault."""
+    """The requests of a JSONL file, or of a JSON file in ShareGPT's form. Raises LoadError with what is at fault."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CannotBeMetError(f"the requests' file {path} cannot be read: {error}.") from error
+        raise LoadError(f"the requests' file {path} cannot be read: {error}.") from error
     if path.suffix == ".json":
         return _conversations(path, text)
     entries = []
@@ -178,10 +180,10 @@ def read_file(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             entry = None
         if not isinstance(entry, dict) or not any(key in entry for key in _KEYS):
-            raise CannotBeMetError(f"{path}:{number}: a line is a JSON object with `prompt`, `messages` or `body`.")
+            raise LoadError(f"{path}:{number}: a line is a JSON object with `prompt`, `messages` or `body`.")
         entries.append(entry)
     if not entries:
-        raise CannotBeMetError(f"the requests' file {path} holds no request.")
+        raise LoadError(f"the requests' file {path} holds no request.")
     return entries
 
 
@@ -192,24 +194,24 @@ def _conversations(path: Path, text: str) -> list[dict[str, Any]]:
         first = [turns[0] for turns in entries if turns]
         prompts = [turn["value"] for turn in first if turn["from"] in _PEOPLE and turn["value"]]
     except (ValueError, TypeError, KeyError) as error:
-        raise CannotBeMetError(
+        raise LoadError(
             f"the requests' file {path} is no JSON in ShareGPT's form: a list of objects with `conversations`, "
             f"whose turns have `from` and `value` ({type(error).__name__}: {error})."
         ) from error
     if not prompts:
-        raise CannotBeMetError(f"the requests' file {path} holds no conversation that a human begins.")
+        raise LoadError(f"the requests' file {path} holds no conversation that a human begins.")
     return [{"prompt": prompt} for prompt in prompts]
 
 
-def _tensor_questions(engine: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
+def _tensor_questions(server: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
     """Requests with tensors. Random elements are drawn once: what asks must not be slower than what answers."""
-    inputs = engine.requests.input_tokens
+    inputs = server.requests.input_tokens
     tensors = [
         {**tensor.model_dump(mode="json"), "data": tensor.data or _elements(tensor, chance)}
-        for tensor in engine.tensors or ()
+        for tensor in server.tensors or ()
     ]
-    if engine.protocol is Protocol.OIP_GRPC:
-        request = TensorRequest(engine.model or "", tensors, _PROMPT)
+    if server.protocol is Protocol.OIP_GRPC:
+        request = TensorRequest(server.model or "", tensors, _PROMPT)
         same = None if request.varies else request.encode("")
         while True:
             body = same or request.encode(made.make(_drawn(inputs, chance), chance))
@@ -232,3 +234,12 @@ def _elements(tensor: TensorSpec, chance: random.Random) -> list[Any]:
 
 def _drawn(length: LengthSpec, chance: random.Random) -> int:
     return min(max(round(chance.gauss(length.mean, length.stddev)), length.min), length.max)
+
+
+if __name__ == "__main__":
+    try:
+        server_spec = read_environment(os.environ)[0].workload.server
+        if server_spec:
+            next(questions(server_spec, 0))
+    except LoadError as error:
+        sys.exit(str(error))

@@ -6,11 +6,11 @@ import statistics
 
 import pytest
 
-from harness.replica.engine import questions as asked
-from harness.replica.engine.load import arrivals
-from harness.replica.engine.protocols import BadAnswerError, body_of, read_whole
-from harness.replica.errors import CannotBeMetError
-from tests.unit.replica.engines import LENGTHS, engine
+from harness.errors import LoadError
+from harness.traffic import questions as asked
+from harness.traffic.arrivals import arrivals
+from harness.traffic.protocols import BadAnswerError, body_of, read_whole
+from tests.unit.traffic.engines import LENGTHS, engine
 
 
 def test_questions_repeat_with_the_seed_and_keep_their_bounds():
@@ -95,7 +95,7 @@ def test_conversations_in_sharegpts_form_are_asked_by_their_first_turn(tmp_path)
 def test_conversations_that_are_none_are_said(tmp_path, text, message):
     path = tmp_path / "sharegpt.json"
     path.write_text(text)
-    with pytest.raises(CannotBeMetError, match=message):
+    with pytest.raises(LoadError, match=message):
         asked.read_file(path)
 
 
@@ -103,12 +103,12 @@ def test_conversations_that_are_none_are_said(tmp_path, text, message):
 def test_a_file_that_holds_no_requests_is_said(tmp_path, text):
     path = tmp_path / "asked.jsonl"
     path.write_text(text)
-    with pytest.raises(CannotBeMetError, match=r"asked\.jsonl"):
+    with pytest.raises(LoadError, match=r"asked\.jsonl"):
         asked.read_file(path)
 
 
 def test_a_file_that_is_missing_is_said(tmp_path):
-    with pytest.raises(CannotBeMetError, match="cannot be read"):
+    with pytest.raises(LoadError, match="cannot be read"):
         asked.read_file(tmp_path / "none.jsonl")
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.replica.engine.media import AUDIO, IMAGE
 from harness.spec.server import Protocol, ServerSpec
+from harness.traffic.media import AUDIO, IMAGE
 
 UNKNOWN = -1
 
@@ -41,7 +41,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Answer:
+class ServerAnswer:
     """What an answer says, as far as it has come.
 
     Attributes:
@@ -97,21 +97,21 @@ def _content(engine: ServerSpec, prompt: str) -> str | list[dict[str, Any]]:
     return parts if len(parts) > 1 else prompt
 
 
-def read_whole(engine: ServerSpec, body: bytes) -> Answer:
+def read_whole(engine: ServerSpec, body: bytes) -> ServerAnswer:
     """An answer that does not stream. Raises BadAnswerError."""
     if engine.protocol is Protocol.HTTP:
         if engine.success.contains.encode() not in body:
             raise BadAnswerError(f"the answer does not contain {engine.success.contains!r}")
-        return Answer(finished=True)
+        return ServerAnswer(finished=True)
     content = _object(body)
     if engine.protocol is Protocol.OIP:
         if not isinstance(content.get("outputs"), list) or not content["outputs"]:
             raise BadAnswerError(f"the answer has no outputs: {body[:80]!r}")
-        return Answer(finished=True)
+        return ServerAnswer(finished=True)
     choices = content.get("choices")
     if not isinstance(choices, list) or not choices:
         raise BadAnswerError(f"the answer has no choices: {body[:80]!r}")
-    answer = Answer(finished=True)
+    answer = ServerAnswer(finished=True)
     answer.take_usage(content.get("usage"))
     return answer
 
@@ -120,7 +120,7 @@ class EventStream:
     """Server-sent events of OpenAI's protocols, whatever pieces they arrive in."""
 
     def __init__(self) -> None:
-        self.answer = Answer()
+        self.answer = ServerAnswer()
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[None]:
@@ -135,7 +135,7 @@ class EventStream:
                     self.answer.pieces += 1
                     yield
 
-    def end(self) -> Answer:
+    def end(self) -> ServerAnswer:
         """What the stream said. Raises BadAnswerError when it was cut or held no text."""
         if not self.answer.finished:
             raise BadAnswerError("the stream ended before it was finished")

@@ -69,7 +69,7 @@ class StampedReader(asyncio.StreamReader):
         super().feed_data(data)
 
 
-class Connection:
+class HttpConnection:
     """One connection, for one request at a time."""
 
     def __init__(self, reader: StampedReader, writer: asyncio.StreamWriter) -> None:
@@ -79,7 +79,7 @@ class Connection:
         """The last answer was read to its end, and the server keeps the connection open."""
 
     @staticmethod
-    async def open(host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
+    async def open(host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpConnection:
         """Connect; ``tls``: what to trust, None: without TLS. Raises OSError."""
         loop = asyncio.get_running_loop()
         reader = StampedReader(limit=_MOST_LINE_BYTES, loop=loop)
@@ -90,7 +90,7 @@ class Connection:
             ssl=tls,
             server_hostname=host if tls else None,
         )
-        return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        return HttpConnection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     @property
     def arrived_ns(self) -> int:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.replica.errors import CannotBeMetError
+from harness.errors import LoadError
 
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _FORMATS = {
@@ -45,37 +45,39 @@ class TensorRequest:
         placeholder: what a request's text replaces in elements of BYTES.
 
     Raises:
-        CannotBeMetError: an element does not fit its datatype.
+        LoadError: an element does not fit its datatype.
     """
 
     def __init__(self, model: str, tensors: Sequence[Mapping[str, Any]], placeholder: str) -> None:
-        self._head = _field(_MODEL, model.encode()) + b"".join(_field(_INPUTS, _described(each)) for each in tensors)
+        self._head = _field(_MODEL, model.encode()) + b"".join(
+            _field(_INPUTS, _described(tensor)) for tensor in tensors
+        )
         self._placeholder = placeholder
-        self._raw: list[bytes | list[str]] = [self._encoded(each) for each in tensors]
-        self.varies = any(isinstance(each, list) for each in self._raw)
+        self._raw: list[bytes | list[str]] = [self._encoded(tensor) for tensor in tensors]
+        self.varies = any(isinstance(content, list) for content in self._raw)
 
     def encode(self, text: str) -> bytes:
         """The request that asks with this text."""
-        filled = (each if isinstance(each, bytes) else self._texts(each, text) for each in self._raw)
-        return b"".join([self._head, *(_field(_RAW_INPUTS, each) for each in filled)])
+        filled = (data if isinstance(data, bytes) else self._texts(data, text) for data in self._raw)
+        return b"".join([self._head, *(_field(_RAW_INPUTS, content) for content in filled)])
 
     def _encoded(self, tensor: Mapping[str, Any]) -> bytes | list[str]:
         data, datatype = tensor["data"], tensor["datatype"]
         try:
             if datatype != _BYTES:
                 return struct.pack(f"<{len(data)}{_FORMATS[datatype]}", *data)
-            return data if any(self._placeholder in each for each in data) else self._texts(data, "")
+            return data if any(self._placeholder in element for element in data) else self._texts(data, "")
         except (struct.error, OverflowError, TypeError) as error:
-            raise CannotBeMetError(f"an element of tensor {tensor['name']} is no {datatype}: {error}.") from error
+            raise LoadError(f"an element of tensor {tensor['name']} is no {datatype}: {error}.") from error
 
     def _texts(self, data: Sequence[str], text: str) -> bytes:
-        each = [element.replace(self._placeholder, text).encode() for element in data]
-        return b"".join(struct.pack("<I", len(element)) + element for element in each)
+        encoded = [element.replace(self._placeholder, text).encode() for element in data]
+        return b"".join(struct.pack("<I", len(element)) + element for element in encoded)
 
 
 def has_outputs(answer: bytes) -> bool:
     """Whether a ModelInferResponse has an output. Raises ValueError where it is none."""
-    at, found = 0, False
+    at, has_output = 0, False
     while at < len(answer):
         tag, at = _read_varint(answer, at)
         kind = tag & 7
@@ -86,16 +88,16 @@ def has_outputs(answer: bytes) -> bool:
         elif kind == _DELIMITED:
             size, at = _read_varint(answer, at)
             at += size
-            found |= tag >> 3 == _OUTPUTS
+            has_output |= tag >> 3 == _OUTPUTS
         else:
             raise ValueError(f"wire type {kind}")
     if at != len(answer):
         raise ValueError("a field is longer than what holds it")
-    return found
+    return has_output
 
 
 def _described(tensor: Mapping[str, Any]) -> bytes:
-    shape = b"".join(_varint(each) for each in tensor["shape"])
+    shape = b"".join(_varint(size) for size in tensor["shape"])
     return (
         _field(_NAME, tensor["name"].encode()) + _field(_DATATYPE, tensor["datatype"].encode()) + _field(_SHAPE, shape)
     )

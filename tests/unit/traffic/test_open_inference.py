@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferInput, service_pb2
 
-from harness.replica.engine.open_inference import TensorRequest, has_outputs
-from harness.replica.errors import CannotBeMetError
+from harness.errors import LoadError
+from harness.traffic.open_inference import TensorRequest, has_outputs
 
 NUMPY = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8", "BOOL": "?"} | {
     f"{sign.upper()}{8 * size}": f"<{sign[0]}{size}" for sign in ("int", "uint") for size in (1, 2, 4, 8)
@@ -61,7 +61,7 @@ def test_only_what_holds_the_placeholder_varies():
 )
 def test_an_element_that_does_not_fit_is_named(datatype, element):
     tensor = {"name": "x", "shape": [1], "datatype": datatype, "data": [element]}
-    with pytest.raises(CannotBeMetError, match=f"an element of tensor x is no {datatype}"):
+    with pytest.raises(LoadError, match=f"an element of tensor x is no {datatype}"):
         TensorRequest("m", [tensor], "{prompt}")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.replica import latency_log
-from harness.replica.latency_log import RECORD_BYTES, LatencyLog
+from harness.traffic import records as record_log
+from harness.traffic.records import RecordLog
 
 
 def records(path: Path) -> list[tuple[int, int]]:
@@ -22,7 +22,7 @@ def path(tmp_path) -> Path:
 
 
 def test_records_are_two_little_endian_int64(path):
-    log = LatencyLog(path)
+    log = RecordLog(path)
     log.append(1_795_233_600_123_456_789, 5_500_000)
     log.append(1_795_233_600_200_000_000, 1)
     log.close()
@@ -31,7 +31,7 @@ def test_records_are_two_little_endian_int64(path):
 
 
 def test_records_reach_the_file_without_another_request(path):
-    log = LatencyLog(path)
+    log = RecordLog(path)
     log.append(1, 2)
     deadline_s = time.monotonic() + 60.0
     while path.stat().st_size == 0 and time.monotonic() < deadline_s:
@@ -42,24 +42,24 @@ def test_records_reach_the_file_without_another_request(path):
 
 def test_a_torn_record_is_dropped_by_the_next_writer(path):
     path.write_bytes(struct.pack("<qq", 1, 10) + b"torn")
-    log = LatencyLog(path)
+    log = RecordLog(path)
     log.append(2, 20)
     log.close()
     assert records(path) == [(1, 10), (2, 20)]
 
 
 def test_closing_twice_is_closing(path):
-    log = LatencyLog(path)
+    log = RecordLog(path)
     log.append(1, 2)
     log.close()
     log.close()
-    assert path.stat().st_size == RECORD_BYTES
+    assert path.stat().st_size == 2 * 8
 
 
 def test_a_short_write_is_continued(path, monkeypatch):
     real_write = os.write
-    monkeypatch.setattr(latency_log.os, "write", lambda file, data: real_write(file, bytes(data[:7])))
-    log = LatencyLog(path)
+    monkeypatch.setattr(record_log.os, "write", lambda file, data: real_write(file, bytes(data[:7])))
+    log = RecordLog(path)
     log.append(1, 2)
     log.append(3, 4)
     log.close()
@@ -67,14 +67,14 @@ def test_a_short_write_is_continued(path, monkeypatch):
 
 
 def test_a_full_disk_ends_the_log_at_a_whole_number_of_writes_and_tells_the_loop(path, monkeypatch):
-    log = LatencyLog(path)
+    log = RecordLog(path)
     log.append(1, 2)
     log.flush()
 
     def full(_file, _data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(latency_log.os, "write", full)
+    monkeypatch.setattr(record_log.os, "write", full)
     log.append(3, 4)
     with pytest.raises(OSError, match="No space left"):
         log.flush()
@@ -86,7 +86,7 @@ def test_a_full_disk_ends_the_log_at_a_whole_number_of_writes_and_tells_the_loop
 
 
 def test_appending_costs_the_loop_microseconds(path):
-    log = LatencyLog(path)
+    log = RecordLog(path)
     count = 50_000
     start_s = time.process_time()
     for number in range(count):

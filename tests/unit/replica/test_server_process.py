@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from harness import supervisor
-from harness.replica.engine import process as process_module
-from harness.replica.engine.process import HOST, ServerProcess, claimed_port
+from harness.replica.engine import servers as process_module
+from harness.replica.engine.servers import HOST, ServerProcess, claimed_port
 from harness.replica.errors import CannotBeMetError, WorkloadError
 from harness.spec.replica import ReplicaSpec
 from harness.spec.workload import WorkloadSpec
@@ -104,8 +104,8 @@ def test_a_port_in_use_is_said_before_anything_starts(start):
 def test_a_port_that_a_server_will_listen_on_is_given_to_no_other_before_it_does(start, monkeypatch):
     first = start(SLEEPS).port
     monkeypatch.setattr(process_module, "PORTS", range(first, first + 2))
-    other = "from harness.replica.engine import process; process.PORTS = range(%d, %d)\n"
-    other += "with process.claimed_port() as port: print(port)"
+    other = "from harness.replica.engine import servers; servers.PORTS = range(%d, %d)\n"
+    other += "with servers.claimed_port() as port: print(port)"
 
     with claimed_port() as second:
         assert second == first + 1

@@ -8,11 +8,11 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Outcome
-from harness.replica.engine.grpc_client import STATUSES, GrpcAsker
-from harness.replica.engine.open_inference import METHOD
-from harness.replica.engine.protocols import Question
-from tests.unit.replica.engines import engine
+from harness.traffic.grpc_client import STATUSES, GrpcClient
+from harness.traffic.open_inference import METHOD
+from harness.traffic.protocols import Question
+from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
+from tests.unit.traffic.engines import HOST, engine
 
 KEY = "a-secret-key"
 GOOD = service_pb2.ModelInferResponse(outputs=[{"name": "y"}]).SerializeToString()
@@ -38,9 +38,9 @@ def asked(answer, **changes):
 
     async def ask():
         async with serving(answer) as port:
-            asker = GrpcAsker(engine(protocol="oip-grpc", **changes), port)
+            asker = GrpcClient(engine(protocol="oip-grpc", **changes), port, HOST)
             try:
-                return await asker.ask(Question(output_tokens=1, body=b"asked"), Outcome(time.perf_counter_ns()))
+                return await asker.ask(Question(output_tokens=1, body=b"asked"), Exchange(time.perf_counter_ns()))
             finally:
                 await asker.close()
 
@@ -52,9 +52,9 @@ async def well(request, _context):
 
 
 def test_a_good_answer_is_one():
-    outcome = asked(well)
-    assert (outcome.status, outcome.said, outcome.token_ns) == (OK, "", [])
-    assert outcome.intended_ns <= outcome.sent_ns < outcome.end_ns
+    exchange = asked(well)
+    assert (exchange.status, exchange.said, exchange.token_ns) == (OK, "", [])
+    assert exchange.intended_ns <= exchange.sent_ns < exchange.end_ns
 
 
 @pytest.mark.parametrize(("answer", "said"), [(b"", "no outputs"), (b"<html>", "no ModelInferResponse")])
@@ -62,9 +62,9 @@ def test_an_answer_that_is_none_is_a_bad_one(answer, said):
     async def badly(_request, _context):
         return answer
 
-    outcome = asked(badly)
-    assert outcome.status == BAD_ANSWER
-    assert said in outcome.said
+    exchange = asked(badly)
+    assert exchange.status == BAD_ANSWER
+    assert said in exchange.said
 
 
 @pytest.mark.parametrize("code", [each for each in grpc.StatusCode if each is not grpc.StatusCode.OK])
@@ -72,8 +72,8 @@ def test_each_of_its_codes_is_said_and_has_a_number(code):
     async def refuse(_request, context):
         await context.abort(code, "because")
 
-    outcome = asked(refuse)
-    assert (outcome.status, outcome.said) == (STATUSES[code.name], f"gRPC {code.name}: because")
+    exchange = asked(refuse)
+    assert (exchange.status, exchange.said) == (STATUSES[code.name], f"gRPC {code.name}: because")
 
 
 def test_the_key_goes_along_and_is_never_said(monkeypatch):
@@ -83,25 +83,25 @@ def test_the_key_goes_along_and_is_never_said(monkeypatch):
         given = dict(context.invocation_metadata())["authorization"]
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{given} is wrong")
 
-    outcome = asked(refuse, api_key_env="THE_KEY")
-    assert (outcome.status, outcome.said) == (401, "gRPC UNAUTHENTICATED: Bearer (key) is wrong")
+    exchange = asked(refuse, api_key_env="THE_KEY")
+    assert (exchange.status, exchange.said) == (401, "gRPC UNAUTHENTICATED: Bearer (key) is wrong")
 
 
 def test_no_answer_in_time_is_said():
     async def never(_request, _context):
         await asyncio.Event().wait()
 
-    outcome = asked(never, request_timeout_s=0.2)
-    assert (outcome.status, outcome.said) == (UNANSWERED, "no whole answer within 0.2 s")
+    exchange = asked(never, request_timeout_s=0.2)
+    assert (exchange.status, exchange.said) == (UNANSWERED, "no whole answer within 0.2 s")
 
 
 def test_a_server_that_goes_and_comes_back_is_asked_again():
     async def go_and_come():
         def ask():
-            return asker.ask(Question(output_tokens=1, body=b"asked"), Outcome(time.perf_counter_ns()))
+            return asker.ask(Question(output_tokens=1, body=b"asked"), Exchange(time.perf_counter_ns()))
 
         async with serving(well) as port:
-            asker = GrpcAsker(engine(protocol="oip-grpc"), port)
+            asker = GrpcClient(engine(protocol="oip-grpc"), port, HOST)
             statuses = [(await ask()).status]
         statuses.append((await ask()).status)
         async with serving(well, port):

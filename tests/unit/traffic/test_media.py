@@ -10,9 +10,9 @@ import wave
 import pytest
 from PIL import Image
 
-from harness.replica.engine import media
-from harness.replica.engine import questions as asked
-from tests.unit.replica.engines import engine
+from harness.traffic import media
+from harness.traffic import questions as asked
+from tests.unit.traffic.engines import engine
 
 LENGTHS = {"input_tokens": {"mean": 5}, "output_tokens": {"mean": 3}}
 BOTH = LENGTHS | {"image": {"width": 9, "height": 6}, "audio": {"seconds": 0.25}}

@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from harness.replica.engine import beside
-from harness.replica.engine.beside import ServerBeside, observed
-from tests.unit.replica.engines import engine
+from harness.replica.engine import servers
+from harness.replica.engine.servers import SidecarServer, observed
+from tests.unit.traffic.engines import engine
 
 PORT = 8080
 INODE = 4711
@@ -79,14 +79,14 @@ def test_what_may_not_be_seen_is_not_claimed(pod, monkeypatch):
     """Another user's process: permission to read it is denied, to everybody but root."""
     hidden = pod(7, listens=True, maps=UVM)
     pod(8, NVIDIA_VISIBLE_DEVICES="GPU-1")
-    read_text = beside.Path.read_text
+    read_text = servers.Path.read_text
 
     def denied(path, *given, **named):
         if path.parent == hidden:
             raise PermissionError(13, "Permission denied")
         return read_text(path, *given, **named)
 
-    monkeypatch.setattr(beside.Path, "read_text", denied)
+    monkeypatch.setattr(servers.Path, "read_text", denied)
     assert observed(PORT, pod.proc) == {"device": "", "device_uuid": "", "mps_pipe_directory": None, "mps_limits": None}
 
 
@@ -97,7 +97,7 @@ def test_a_real_process_is_seen_by_its_real_port():
         [sys.executable, "-c", listen], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given
     ) as process:
         port = int(process.stdout.readline())
-        facts = ServerBeside(engine(port=port, ready={"tcp": True})).facts()
+        facts = SidecarServer(engine(port=port, ready={"tcp": True})).facts()
         process.communicate("end\n")
 
     assert (facts["server_port"], facts["mps_pipe_directory"]) == (port, "/mps/pipe")
@@ -106,7 +106,7 @@ def test_a_real_process_is_seen_by_its_real_port():
 def test_it_is_up_when_its_port_takes_connections():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # and does not listen
-        waiting = ServerBeside(engine(port=server.getsockname()[1], ready={"tcp": True}))
+        waiting = SidecarServer(engine(port=server.getsockname()[1], ready={"tcp": True}))
         thread = threading.Thread(target=waiting.wait_until_up)
         assert not waiting._is_up()
         thread.start()

@@ -1,0 +1,180 @@
+"""The loop that asks: a closed loop of so many requests in flight, or each request at a time of its own, whatever became of others."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import select
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from harness.traffic.arrivals import NS_PER_S
+from harness.traffic.clients import Client
+from harness.traffic.protocols import Question
+from harness.traffic.records import ABANDONED, OK, Exchange
+
+POLL_S = 0.05
+PAUSE_AFTER_FAILURE_S = 0.1
+"""A server that refuses at once shall not be asked as fast as the client can."""
+
+Due = Iterator[tuple[int, int]]
+
+
+class PreciseSelector(selectors.EpollSelector):
+    """Waits with the microseconds of ``select`` on the descriptor of ``epoll``, whose own timeouts are milliseconds."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What is ready within ``timeout`` seconds."""
+        if timeout is not None and timeout > 0:
+            select.select((self.fileno(),), (), (), timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+def precise_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop whose timers are not late by a millisecond."""
+    return asyncio.SelectorEventLoop(PreciseSelector())
+
+
+class LoadLoop:
+    """Asks until it is stopped, and waits for what was asked before.
+
+    Args:
+        client: sends the requests.
+        questions: endless.
+        book: takes what became of each.
+        due: nanoseconds after the start at which requests are meant to be sent, and the index of whom to ask; None: closed loop.
+        most: requests in flight at the most; of the closed loop: always.
+        follow_s: how long the answers to what was asked before the stop are waited for.
+        goes_on: meanwhile it asks on, so that those answers take as long as any; otherwise it asks nothing more.
+        left: status of what has no answer then, and of what should have been asked and found no room.
+        on_depth: told the number of requests in flight.
+        alive: raises when there is nobody to ask any more; called several times a second.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        questions: Iterator[Question],
+        book: Callable[[Exchange], None],
+        *,
+        due: Due | None,
+        most: int,
+        follow_s: float,
+        goes_on: bool = True,
+        left: int = ABANDONED,
+        on_depth: Callable[[int], None] = lambda _depth: None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._client, self._questions, self._book = client, questions, book
+        self._due, self._closed_loop = due or iter(()), due is None
+        self._most = most
+        self._follow_ns, self._goes_on, self._left = round(follow_s * NS_PER_S), goes_on, left
+        self._on_depth, self._alive = on_depth, alive
+        self._under_way: set[Exchange] = set()
+        self._next: tuple[int, int] | None = None  # to be sent, or what waits for room
+        self._room = asyncio.Semaphore(most)
+        self._failure: asyncio.Future[None]
+        self._over = False
+        self.abandoned = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have no answer yet."""
+        return len(self._under_way)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Ask until ``stopping`` or the end of what is due. Raises what ``alive``, ``book`` and the questions raise."""
+        with asyncio.Runner(loop_factory=precise_event_loop) as runner:
+            runner.run(self.ask_until(stopping))
+
+    async def ask_until(self, stopping: threading.Event) -> None:
+        """``run``, in an event loop that is there already."""
+        self._failure = asyncio.get_running_loop().create_future()
+        await self._client.open()
+        sender = asyncio.ensure_future(self._ask_always() if self._closed_loop else self._ask_on_time())
+        stopped_ns = 0
+        try:
+            while not stopped_ns or (time.perf_counter_ns() < stopped_ns + self._follow_ns and self._waits(stopped_ns)):
+                await asyncio.wait((self._failure, sender), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in (self._failure, sender):
+                    if task.done() and not task.cancelled():
+                        task.result()
+                self._alive()
+                if not stopped_ns and (stopping.is_set() or sender.done()):
+                    stopped_ns = time.perf_counter_ns()
+                    if not self._goes_on:
+                        sender.cancel()
+        finally:
+            self._over = True
+            sender.cancel()
+            await asyncio.gather(sender, return_exceptions=True)
+            await self._client.close()
+            self._failure.cancel()
+            self._give_up(stopped_ns or time.perf_counter_ns())
+
+    async def _ask_always(self) -> None:
+        for _ in range(self._most):
+            self._ask_next()
+        await self._failure
+
+    def _ask_next(self) -> None:
+        if not self._over:
+            question = next(self._questions)  # made before its time counts
+            self._begin(question, Exchange(time.perf_counter_ns()), self._ask_after)
+
+    def _ask_after(self, exchange: Exchange) -> None:
+        if exchange.status == OK:
+            self._ask_next()
+        else:
+            asyncio.get_running_loop().call_later(PAUSE_AFTER_FAILURE_S, self._ask_next)
+
+    async def _ask_on_time(self) -> None:
+        start_ns = time.perf_counter_ns()
+        self._due = ((start_ns + after_ns, target) for after_ns, target in self._due)
+        for due_ns, target in self._due:
+            self._next = due_ns, target
+            await asyncio.sleep(0)  # let the one before be sent
+            question = next(self._questions)  # made before its time has come
+            wait_ns = due_ns - time.perf_counter_ns()
+            if wait_ns > 0:
+                await asyncio.sleep(wait_ns / NS_PER_S)
+            await self._room.acquire()  # what waits here is sent late, and its latency says so
+            self._next = None
+            self._begin(question, Exchange(due_ns, target=target), lambda _exchange: self._room.release())
+
+    def _begin(self, question: Question, exchange: Exchange, then: Callable[[Exchange], None]) -> None:
+        def ended(exchange: Exchange) -> None:
+            self._under_way.discard(exchange)
+            self._on_depth(len(self._under_way))
+            try:
+                self._book(exchange)
+                then(exchange)
+            except Exception as error:  # noqa: BLE001 - raised again where the loop is waited for
+                if not self._failure.done():
+                    self._failure.set_exception(error)
+
+        self._under_way.add(exchange)
+        self._on_depth(len(self._under_way))
+        self._client.begin(question, exchange, ended)
+
+    def _waits(self, stopped_ns: int) -> bool:
+        """Whether there is no answer yet to something that was to be asked before that time."""
+        unsent = self._goes_on and self._next is not None and self._next[0] <= stopped_ns
+        return unsent or any(exchange.intended_ns <= stopped_ns for exchange in self._under_way)
+
+    def _give_up(self, stopped_ns: int) -> None:
+        """Book what was asked before the stop and has no answer, and what should have been asked and found no room."""
+        now_ns = time.perf_counter_ns()
+        due = itertools.chain([] if self._next is None else [self._next], self._due)
+        unsent = (Exchange(due_ns, target=target) for due_ns, target in due)
+        late = itertools.takewhile(lambda exchange: exchange.intended_ns <= stopped_ns, unsent)
+        for exchange in itertools.chain(self._under_way, late):
+            if exchange.intended_ns <= stopped_ns:
+                exchange.status, exchange.end_ns = self._left, now_ns
+                self._book(exchange)
+                self.abandoned += 1
+        self._under_way.clear()
+        self._on_depth(0)
