@@ -17,7 +17,7 @@ from harness.cli import campaign, node, output, profile, publishing, results
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
-    from typer._click import Command, Context, HelpFormatter
+    from typer._click import Command, Context, HelpFormatter, Parameter
 
 EXIT_CODES = """Exit codes: 0 done · 1 internal error · 2 wrong command, campaign file or path · 3 preflight
 refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
@@ -75,6 +75,13 @@ class _Panels(TyperGroup):
                 formatter.write_dl(
                     [(str(command.name).ljust(width), command.get_short_help_str(_WHOLE)) for command in commands]
                 )
+
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        """Options of all commands, those of typer among them: a flag that is not given is False, where typer loads pydantic to make it of None."""
+        params = super().get_params(ctx)
+        for flag in params:
+            flag.default = flag.default or False
+        return params
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Refuse what is empty or gone (UsageError): a path of no characters is the folder where one stands, which nobody means."""

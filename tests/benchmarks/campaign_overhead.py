@@ -3,11 +3,15 @@
     python -m tests.benchmarks.campaign_overhead
 
 First `replica-scaling` in simulated time with a fake backend: its sleeps are skipped, its work is not. Then `smoke`
-for real, with the time that replicas take to load their model listed apart.
+for real, with the time that replicas take to load their model listed apart. Last `harness --help`, the median of 20,
+beside a Python that imports argparse alone.
 """
 
 from __future__ import annotations
 
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,6 +35,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as results:
         _simulated(Path(results))
         _real(Path(results))
+    bare_s, help_s = _median_s("-c", "import argparse"), _median_s("-m", "harness", "--help")
+    print(f"harness --help: {help_s:.3f} s (limit 0.12), Python with argparse alone {bare_s:.3f} s")
+
+
+def _median_s(*words: str) -> float:
+    """Of 20 starts, after one that fills the caches."""
+    times_s = []
+    for _ in range(21):
+        begun_s = time.perf_counter()
+        subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+        times_s.append(time.perf_counter() - begun_s)
+    return statistics.median(times_s[1:])
 
 
 def _simulated(results: Path) -> None:
