@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import jinja2
 
 import harness
 from harness.analysis import campaign_table, goodput, objective, placement, summary
-from harness.analysis.axes import families
+from harness.analysis.axes import families, family_of_old
+from harness.analysis.axes import pictures as pictures_of_settings
 from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.format import (
@@ -27,7 +30,6 @@ from harness.analysis.narrative import absent_of, answers, caveats, remarks
 from harness.analysis.pages.curves import overview, scaling, stress_curve
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.png import png
-from harness.analysis.pages.settings import pictures as pictures_of_settings
 from harness.analysis.pages.svg import chart, document
 from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables
 from harness.analysis.pages.timeline import timeline
@@ -38,6 +40,7 @@ from harness.extras import absent as missing
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
+from harness.results.old_profile import OldProfile
 from harness.sharing.modes import mode_of
 
 REPORT_MD = "report.md"
@@ -51,11 +54,7 @@ def write_report(folder: Path) -> Path:
 
 
 def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
-    """Write the report of a campaign that was analysed; one that is there already is replaced.
-
-    Args:
-        analysis: of the campaign.
-        out: folder to write into; None: the campaign's.
+    """Write the report of a campaign that was analysed, into ``out`` or its folder; one that is there already is replaced.
 
     Returns:
         Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json``, ``campaign.parquet`` and ``plots/`` lie beside
@@ -64,39 +63,55 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     Raises:
         StorageError: a file cannot be read or written.
     """
-    overall = overview(analysis)
-    stress = analysis.spec.stress if analysis.spec else None
-    curves = [curve for series in analysis.stress_series if stress and (curve := stress_curve(series, stress))]
-    pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
-    timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
-    out = out or analysis.folder
+    content = _content(analysis)
+    drawn = [
+        *content["stress_curves"],
+        *itertools.chain.from_iterable(content["family_pictures"].values()),
+        *([content["overall"]] if content["overall"] else []),
+        *content["pictures"].values(),
+        *content["timelines"].values(),
+    ]
+    tables: dict[str, str | bytes] = {
+        SUMMARY_CSV: summary.table(analysis).csv(),
+        SUMMARY_JSON: summary.to_json(analysis),
+        CAMPAIGN_PARQUET: campaign_table.to_parquet(analysis),
+    }
+    return _write(out or analysis.folder, "report", content, drawn, tables)
+
+
+def report_of_old_profile(profile: OldProfile, out: Path | None = None) -> Path:
+    """The same of a profile that an earlier version measured. Raises StorageError."""
+    family = family_of_old(profile)
+    drawn = pictures_of_settings(family)
+    content = {
+        "profile": profile,
+        "families": [family],
+        "family_pictures": {family.title: drawn},
+        "version": harness.__version__,
+    }
+    tables: dict[str, str | bytes] = {SUMMARY_JSON: json.dumps(family.to_dict(), indent=1) + "\n"}
+    return _write(out or profile.folder, "old_profile", content, drawn, tables)
+
+
+def _write(
+    out: Path,
+    template: str,
+    content: Mapping[str, Any],
+    pictures: Sequence[Picture],
+    tables: Mapping[str, str | bytes],
+) -> Path:
+    """Write plots, tables and pages, and last their hashes; returns the path of the page."""
     with storage_errors(out / REPORT_SUMS):
         (out / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
-    groups = families(analysis)
-    of_settings = {family.title: pictures_of_settings(family) for family in groups}
-    drawn = [
-        *curves,
-        *(picture for several in of_settings.values() for picture in several),
-        *([overall] if overall else []),
-        *pictures.values(),
-        *timelines.values(),
-    ]
-    files = write_plots(out / PLOTS, drawn)
-    atomic_write(out / SUMMARY_CSV, summary.table(analysis).csv(), replace=True)
-    atomic_write(out / SUMMARY_JSON, summary.to_json(analysis), replace=True)
-    atomic_write(out / CAMPAIGN_PARQUET, campaign_table.to_parquet(analysis), replace=True)
-    content = _content(analysis, overall, pictures, timelines) | {
-        "stress_curves": curves,
-        "files": files,
-        "families": groups,
-        "family_pictures": of_settings,
-    }
+    plots = write_plots(out / PLOTS, pictures)
     templates = environment()
-    atomic_write(out / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
-    page = templates.get_template("report.html.j2").render(content)
-    atomic_write(out / REPORT_HTML, page, replace=True)
-    tables = [SUMMARY_CSV, SUMMARY_JSON, CAMPAIGN_PARQUET]
-    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{file}" for file in files.values())]
+    pages = {
+        name: templates.get_template(f"{template}.{kind}.j2").render(content, files=plots)
+        for name, kind in ((REPORT_MD, "md"), (REPORT_HTML, "html"))
+    }
+    for name, text in {**tables, **pages}.items():
+        atomic_write(out / name, text, replace=True)
+    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{file}" for file in plots.values())]
     with storage_errors(out, "read"):
         sums = "".join(f"{sha256_of(out / name)}  {name}\n" for name in written)
     atomic_write(out / REPORT_SUMS, sums, replace=True)
@@ -117,41 +132,54 @@ def write_plots(folder: Path, pictures: Sequence[Picture]) -> dict[str, str]:
     return files
 
 
-def _content(
-    analysis: CampaignAnalysis,
-    overall: Picture | None,
-    pictures: dict[str, Picture],
-    timelines: dict[str, Picture],
-) -> dict[str, Any]:
+def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
     own = {name for cell in analysis.cells for name in cell.own}
+    stress = analysis.spec.stress if analysis.spec else None
+    manifests = [experiment.data.manifest for experiment in analysis.experiments]
     best = goodput.bests(analysis.spec, analysis.stress_series)
     against_first = interference(analysis)
     said = headline(analysis, best, against_first)
-    told = [sentence for series in analysis.stress_series for sentence in series.sentences()] + goodput.sentences(best)
-    told += [sentence for family in families(analysis) for sentence in family.answers()]
-    told += analysis.progress.sentences() if analysis.progress else []
+    groups = families(analysis)
+    judged = objective.objectives(analysis.folder)
+    whole = [run for run in analysis.experiments if run.name in judged and not run.damage]
+    further = [
+        *(sentence for series in analysis.stress_series for sentence in series.sentences()),
+        *goodput.sentences(best),
+        *(sentence for family in groups for sentence in family.answers()),
+        *(analysis.progress.sentences() if analysis.progress else []),
+        *answers(analysis),
+    ]
+    source = analysis.source.removeprefix(_SHIPPED) if analysis.source.startswith(_SHIPPED) else CAMPAIGN_YAML
     return {
         "analysis": analysis,
         "goodput": goodput_table(best) if best else None,
-        "limits": [f"{each.servers} under {each.sharing}: {each.why}" for each in best],
-        "objectives": [*objectives(analysis), *limits(analysis)],
+        "limits": [f"{ladder.servers} under {ladder.sharing}: {ladder.why}" for ladder in best],
+        "objectives": [
+            *objective.in_sentences([(run.data.manifest.experiment, judged[run.name]) for run in whole]),
+            *limits(analysis),
+        ],
         "headline": said,
         "conditions": against_first.explained(said) if against_first else "",
         "concerns": concerns(analysis),
-        "answers": [sentence for sentence in [*told, *answers(analysis)] if sentence not in said],
+        "answers": [sentence for sentence in further if sentence not in said],
         "caveats": caveats(analysis),
         "tables": {name: scaling_tables(analysis, name) for name in analysis.workloads()},
-        "overall": overall,
-        "pictures": pictures,
-        "timelines": timelines,
+        "overall": overview(analysis),
+        "pictures": {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))},
+        "timelines": {run.name: timeline(run) for run in analysis.experiments if not run.damage},
+        "stress_curves": [
+            curve for series in analysis.stress_series if stress and (curve := stress_curve(series, stress))
+        ],
+        "families": groups,
+        "family_pictures": {family.title: pictures_of_settings(family) for family in groups},
         "metrics": [*METRICS.values(), *(ALL[name] for name in ALL if name in own), *OF_CONFIGURATIONS.values()],
         "counts": {status.value: analysis.count(status) for status in Status},
-        "damaged": sum(bool(experiment.damage) for experiment in analysis.experiments),
-        "run_command": _run_command(analysis),
+        "damaged": sum(bool(run.damage) for run in analysis.experiments),
+        "run_command": f"harness run {source}",
         "campaign_yaml": _campaign_yaml(analysis.folder),
-        "mps_limits": mps_limits(experiment.data.manifest for experiment in analysis.experiments),
+        "mps_limits": mps_limits(manifests),
         **tables_of(against_first),
-        "has_places": placement.several(each.data.manifest for each in analysis.experiments),
+        "has_places": placement.several(manifests),
         "version": harness.__version__,
     }
 
@@ -163,18 +191,6 @@ def tables_of(against_first: Interference | None) -> dict[str, Any]:
         "overheads": overhead_table(against_first) if against_first else None,
         "neighbours": neighbour_table(against_first) if against_first and against_first.neighbours else None,
     }
-
-
-def objectives(analysis: CampaignAnalysis) -> list[str]:
-    """Whether the experiments met the campaign's objective, the first thing that the report says."""
-    judged = objective.objectives(analysis.folder)
-    whole = [each for each in analysis.experiments if each.name in judged and not each.damage]
-    return objective.in_sentences([(each.data.manifest.experiment, judged[each.name]) for each in whole])
-
-
-def _run_command(analysis: CampaignAnalysis) -> str:
-    name = analysis.source.removeprefix(_SHIPPED) if analysis.source.startswith(_SHIPPED) else CAMPAIGN_YAML
-    return f"harness run {name}"
 
 
 def _campaign_yaml(folder: Path) -> str:
@@ -219,7 +235,8 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
     """What MPS allowed each replica, in words, wherever it was used."""
-    return list(dict.fromkeys(_limits(one) for one in manifests if mode_of(one.experiment.sharing).concurrent))
+    under_mps = [manifest for manifest in manifests if mode_of(manifest.experiment.sharing).concurrent]
+    return list(dict.fromkeys(map(_limits, under_mps)))
 
 
 def _limits(manifest: Manifest) -> str:

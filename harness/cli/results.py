@@ -113,12 +113,12 @@ def report(
 def _report_old_profile(path: Path, out: Path | None, *, json: bool) -> None:
     """The report of what `harness profile` of an earlier version measured."""
     from harness.analysis.axes import family_of_old
-    from harness.analysis.pages.settings import write_old_report
+    from harness.analysis.report import report_of_old_profile
     from harness.cli import figures
     from harness.results.old_profile import read_old_profile
 
     profile = read_old_profile(path)
-    written = write_old_report(profile, out)
+    written = report_of_old_profile(profile, out)
     if json:
         output.document({**family_of_old(profile).to_dict(), "report": str(written)})
         return

@@ -12,8 +12,7 @@ import pytest
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.campaign import CampaignAnalysis, analyse
 from harness.analysis.metrics.traced import memory_peak_percent, shares_of
-from harness.analysis.pages.settings import write_old_report
-from harness.analysis.report import report_of
+from harness.analysis.report import report_of, report_of_old_profile
 from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError, UsageError
 from harness.results.manifest import read_manifest
@@ -121,7 +120,7 @@ def test_a_profile_of_an_earlier_version_is_read_under_the_names_of_now(old: Pat
 
 def test_it_verifies_and_its_report_can_be_written_again(old: Path) -> None:
     assert verify_campaign(old).ok
-    page = write_old_report(read_old_profile(old))
+    page = report_of_old_profile(read_old_profile(old))
     assert "The knee lies at a batch of 8" in page.read_text()
     assert verify_campaign(old).ok
     next(old.glob("points/*/point.json")).write_text("{}")
