@@ -56,16 +56,10 @@ _MOST_BARS = 24
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One setting.
+    """One setting: its name as folders have it, its values, estimates by metric, and the reasons of those that are missing.
 
-    Attributes:
-        name: as folders have it.
-        values: on the axes and beside them.
-        estimates: by metric; what no run measured is not there.
-        missing: reasons, by metric.
-        failure: why a run was not measured; empty when all were.
-        finding: what holds it back; None where nothing was measured or traced.
-        kernels: those that ran longest: name, calls and us per request, mean us, percent.
+    ``failure``: why a run was not measured. ``finding``: what holds it back; None where nothing was measured or traced.
+    ``kernels``: those that ran longest: name, calls and us per request, mean us, percent.
     """
 
     name: str
@@ -90,13 +84,9 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All settings of one workload under one mode with one number of replicas.
+    """All settings of one workload under one mode with one number of replicas, in the order of the plan.
 
-    Attributes:
-        title: the workload, and what else tells it from other families.
-        axes: on which the settings differ.
-        variants: in the order of the plan.
-        capacity: how far the batch goes, in sentences.
+    ``axes``: on which they differ. ``capacity``: how far the batch goes, in sentences.
     """
 
     title: str

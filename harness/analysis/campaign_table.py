@@ -23,15 +23,7 @@ _NOT_ASKED = "it was not recorded: the workload does not give it, or the campaig
 
 @dataclass(frozen=True, slots=True)
 class ParquetColumn:
-    """One column.
-
-    Attributes:
-        name: with the unit at its end.
-        kind: its type, as Arrow names it.
-        unit: of the values; empty for words.
-        description: what it is.
-        value: of an experiment; None where there is none.
-    """
+    """One column: name with the unit at its end, Arrow type, unit (empty for words), what it is, and its value of an experiment."""
 
     name: str
     kind: str

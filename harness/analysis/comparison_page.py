@@ -12,7 +12,7 @@ from harness.analysis.comparability import gpu_names
 from harness.analysis.comparison_model import Answer, ComparisonQuery
 from harness.analysis.contrasts.comparison import Comparison
 from harness.analysis.format import DASH
-from harness.analysis.pages.curves import CurveRow, by_workload
+from harness.analysis.pages.curves import Curve, CurveRow, by_workload
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Column, Table, ratio_entry
 from harness.analysis.questions import context_switch, cost_of_sharing, fairness, max_replicas, price, recommendation
@@ -188,18 +188,19 @@ def curves(comparison: Comparison, query: ComparisonQuery) -> list[Picture]:
         "speed",
         f"Throughput of all replicas together with the fitted laws (dashed), and p99 latency{limit}",
         [
-            CurveRow("throughput", "requests/s", curves=laws(comparison)),
-            CurveRow("latency_p99_exact", "p99, ms", scale=1e3, logarithmic=True, line=limit_s),
+            CurveRow(Curve("throughput"), "requests/s", laws=laws(comparison)),
+            CurveRow(Curve("latency_p99_exact", scale=1e3), "p99, ms", logarithmic=True, line=limit_s),
         ],
     )
     priced = query.price_per_gpu_hour is not None or query.price_per_kwh is not None
-    cost = CurveRow("cost", f"cost, {query.currency}".rstrip(", "), pick=lambda cell: cost_per_million(cell, query))
-    energy = CurveRow("energy", "kWh", pick=kwh_per_million)
+    cost = Curve("cost", pick=lambda cell: cost_per_million(cell, query))
+    energy = Curve("energy", pick=kwh_per_million)
+    last = CurveRow(cost, f"cost, {query.currency}".rstrip(", ")) if priced else CurveRow(energy, "kWh")
     share = by_workload(
         comparison,
         "share",
         "Throughput of the slowest replica over that of the fastest (1 is fair), and "
         f"{'cost' if priced else 'energy'} of a million inferences",
-        [CurveRow("fairness", "slowest / fastest", line=1.0), cost if priced else energy],
+        [CurveRow(Curve("fairness"), "slowest / fastest", line=1.0), last],
     )
     return [picture for picture in (speed, share) if picture]

@@ -6,9 +6,8 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 from pydantic import ValidationError
@@ -24,22 +23,13 @@ from harness.spec import ExperimentSpec, KubernetesSpec
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at.
-
-    Attributes:
-        ok: it is as a full measurement wants it.
-        required: without it nothing can be run; otherwise only some metrics are absent.
-    """
+    """One thing looked at. ``required``: without it nothing can be run; otherwise only some metrics are absent."""
 
     name: str
     ok: bool
     required: bool
     found: str
     advice: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def examine() -> list[Check]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
@@ -48,10 +47,6 @@ class CampaignStatus:
         if self.running:
             return "running"
         return "finished" if self.done == len(self.experiments) else "not running (harness resume goes on)"
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:

@@ -8,18 +8,17 @@ import typer
 
 from harness.cli import output
 from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
-from harness.errors import CampaignFileError, Issue, PreflightError, UsageError, counted, duration
+from harness.errors import CampaignFileError, PreflightError, UsageError, counted, duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.campaign.doctor import Check
+    from harness.analysis.campaign import CampaignAnalysis
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.runner import Outcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
     from harness.results.manifest import Status
-    from harness.spec import CampaignSpec, Timing
 
 
 def _campaigns(begun: str) -> list[str]:
@@ -127,8 +126,8 @@ def plan(
             {
                 "campaign": source.spec.name,
                 "experiments": [
-                    {"id": each.experiment_id, "rows": each.timing.rows, "duration_s": experiment_duration_s(each)}
-                    for each in experiments
+                    {"id": spec.experiment_id, "rows": spec.timing.rows, "duration_s": experiment_duration_s(spec)}
+                    for spec in experiments
                 ],
                 "metrics": experiments[0].metrics,
                 "csv_files": len(experiments) * len(experiments[0].metrics),
@@ -136,14 +135,18 @@ def plan(
                 "starts_s": cost.starts_s,
                 "disk_bytes": cost.disk_bytes,
                 "certain": {"experiments": len(sure), **asdict(least)},
-                "preflight": [_finding(finding) for finding in findings],
+                "preflight": [
+                    {name: str(getattr(issue, name)) for name in ("severity", "check", "message", "advice")}
+                    for issue in findings
+                ],
                 **judged.document(),
             }
         )
         judged.refuse()
         return
+    cut_short = source.spec.open_ended or source.spec.timing.stop_when_known is not None
     output.sentence(
-        f"{_at_most(source.spec)}{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
+        f"{'At most ' if cut_short else ''}{counted(len(experiments), 'experiment')}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
         f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
         f"to start and end replicas (more where models are compiled), at most {at_most_gb(cost.disk_bytes)}."
     )
@@ -154,12 +157,19 @@ def plan(
             f"At least {len(sure)} experiments (below), {duration(least.duration_s)} of phases, roughly "
             f"{duration(least.starts_s)} to start and end replicas, and up to {at_most_gb(least.disk_bytes)}."
         )
-    output.sentence(_phases(source.spec.timing))
+    timing = source.spec.timing
+    output.sentence(
+        f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
+        f"{duration(timing.cooldown_s)} to cool down."
+    )
     output.result()
     listed = sure if source.spec.until_known else experiments
-    output.table(["#", "experiment"], [[number, each.experiment_id] for number, each in enumerate(listed, start=1)])
+    output.table(["#", "experiment"], [[number, spec.experiment_id] for number, spec in enumerate(listed, start=1)])
     output.result()
-    _print_findings(findings)
+    for issue in findings:
+        output.sentence(f"preflight {issue.severity.value}: {issue.message} {issue.advice}".rstrip())
+    if not findings:
+        output.sentence("preflight: nothing speaks against it.")
     judged.refuse()
 
 
@@ -188,23 +198,18 @@ def doctor(
     checks, access = examine_cluster(*of_campaign(file, namespace)) if kubernetes else (examine(), "")
     ok = all(check.ok for check in checks if check.required)
     if json:
-        output.document({"ok": ok, "checks": [check.as_dict() for check in checks], "access": access})
+        output.document({"ok": ok, "checks": [asdict(check) for check in checks], "access": access})
     else:
-        _print_checks(checks, access)
+        marks = ["ok" if check.ok else "NO" if check.required else "--" for check in checks]
+        rows = [[mark, check.name, check.found] for mark, check in zip(marks, checks, strict=True)]
+        output.table(["", "check", "found"], rows)
+        for check in checks:
+            if check.advice:
+                output.sentence(f"{check.name}: {check.advice}")
+        if access:
+            output.result(f"\nWhat an administrator applies (kubectl apply -f FILE):\n\n{access}")
     if kubernetes and not ok:
         raise typer.Exit(PreflightError.exit_code)
-
-
-def _print_checks(checks: "Sequence[Check]", access: str) -> None:
-    output.table(
-        ["", "check", "found"],
-        [["ok" if check.ok else "NO" if check.required else "--", check.name, check.found] for check in checks],
-    )
-    for check in checks:
-        if check.advice:
-            output.sentence(f"{check.name}: {check.advice}")
-    if access:
-        output.result(f"\nWhat an administrator applies (kubectl apply -f FILE):\n\n{access}")
 
 
 def run(
@@ -238,14 +243,9 @@ def run_source(source: "CampaignSource", results: Path, wanted: "Thresholds", *,
 def _run_to_its_end(
     folder: "CampaignFolder", wanted: "Thresholds", *, report: bool, again: "Sequence[Status]" = ()
 ) -> None:
-    from harness.backends.base import make_backend
-    from harness.campaign.runner import CampaignRunner
-    from harness.cli.progress import progress_listener
+    from harness.cli.progress import run_shown
 
-    with progress_listener() as listener:
-        runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        outcome = runner.run(again=again)
-    _finish(outcome, folder, wanted, report=report)
+    _finish(run_shown(folder, again), folder, wanted, report=report)
 
 
 def stress(
@@ -306,6 +306,7 @@ def resume(
 def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.analysis.objective import in_sentences, objectives
+    from harness.analysis.pages.tables import goodput_table
     from harness.campaign.planners import planner_of
     from harness.cli import figures
     from harness.results.manifest import Status, read_manifest
@@ -322,8 +323,8 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", 
         sentences = [*sentences, *in_sentences(runs)]
     best = planner.bests()
     if best:
-        answer["goodput"] = [each.to_dict() for each in best]
-    analysis = None
+        answer["goodput"] = [ladder.to_dict() for ladder in best]
+    analysis: CampaignAnalysis | None = None
     if report or wanted.baseline:
         from harness.analysis.campaign import analyse
 
@@ -340,13 +341,15 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", 
         wanted.against_baseline(analysis) if analysis else (),
         advice=f"The report says why. Run them again with: harness resume --retry-invalid {folder.path}",
     )
-    answer |= judged.document()
     if output.is_json():
-        output.document(answer)
+        output.document(answer | judged.document())
     else:
-        figures.tell(sentences, best, analysis if report else None)
-        for sentence in judged.sentences():
-            output.sentence(sentence)
+        output.sentences(sentences)
+        if best:
+            output.show(goodput_table(best))
+        if report and analysis:
+            figures.show(analysis, printed=sentences)
+        output.sentences(judged.sentences())
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
     judged.refuse()
 
@@ -371,13 +374,13 @@ def status(
     if campaign is None:
         listed = all_campaigns(results, say=lambda note: output.note(f"note: {note}"))
         if json:
-            output.document([each.as_dict() for each in listed])
-        else:
-            rows = [
-                [str(results / each.campaign), f"{each.done} of {len(each.experiments)}", each.activity]
-                for each in listed
-            ]
-            output.table(["campaign", "done", ""], rows)
+            output.document([asdict(progress) for progress in listed])
+            return
+        rows = [
+            [str(results / progress.campaign), f"{progress.done} of {len(progress.experiments)}", progress.activity]
+            for progress in listed
+        ]
+        output.table(["campaign", "done", ""], rows)
         return
     if campaign.is_dir() and not (campaign / CAMPAIGN_JSON).is_file():
         _print_index(campaign, json=json)
@@ -385,13 +388,12 @@ def status(
     with opened(campaign) as folder:
         progress = campaign_status(folder)
     if json:
-        output.document(progress.as_dict())
+        output.document(asdict(progress))
         return
     runs = [[run.experiment_id, run.status, run.attempts, run.note] for run in progress.experiments]
     output.table(["experiment", "status", "attempts", "note"], runs)
     output.result()
-    for sentence in progress.answers:
-        output.sentence(sentence)
+    output.sentences(progress.answers)
     to_go = f"; about {duration(round(progress.remaining_s))} to go" if progress.done < len(runs) else ""
     output.sentence(f"{progress.done} of {len(runs)} done; {progress.activity}{to_go}.")
 
@@ -421,31 +423,3 @@ def schema() -> None:
     from harness.spec import CampaignSpec
 
     output.document(CampaignSpec.model_json_schema())
-
-
-def _phases(timing: "Timing") -> str:
-    return (
-        f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
-        f"{duration(timing.cooldown_s)} to cool down."
-    )
-
-
-def _at_most(spec: "CampaignSpec") -> str:
-    """What stands before the figures of a plan that may be cut short."""
-    return "At most " if spec.open_ended or spec.timing.stop_when_known is not None else ""
-
-
-def _finding(finding: "Issue") -> dict[str, str]:
-    return {
-        "severity": finding.severity.value,
-        "check": finding.check,
-        "message": finding.message,
-        "advice": finding.advice,
-    }
-
-
-def _print_findings(findings: "list[Issue]") -> None:
-    if not findings:
-        output.sentence("preflight: nothing speaks against it.")
-    for finding in findings:
-        output.sentence(f"preflight {finding.severity.value}: {finding.message} {finding.advice}".rstrip())

@@ -11,7 +11,6 @@ from harness.cli import output
 if TYPE_CHECKING:
     from harness.analysis.axes import Family
     from harness.analysis.campaign import CampaignAnalysis
-    from harness.analysis.goodput import Best
 
 _WIDEST = 80
 
@@ -23,18 +22,6 @@ def document(analysis: CampaignAnalysis, report: Path) -> dict[str, Any]:
 
     settings = [family.to_dict() for family in families(analysis)]
     return {"report": str(report), "figures": headline(analysis), **({"settings": settings} if settings else {})}
-
-
-def tell(sentences: Sequence[str], best: Sequence[Best], analysis: CampaignAnalysis | None) -> None:
-    """Print what a campaign has answered, and the figures where there is an analysis."""
-    from harness.analysis.pages.tables import goodput_table
-
-    for sentence in sentences:
-        output.sentence(sentence)
-    if best:
-        output.show(goodput_table(best))
-    if analysis is not None:
-        show(analysis, printed=sentences)
 
 
 def show(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:

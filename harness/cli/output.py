@@ -108,6 +108,12 @@ def sentence(text: str = "") -> None:
     result(_folded(text) if has_terminal() else text)
 
 
+def sentences(texts: Iterable[str]) -> None:
+    """Several of them."""
+    for text in texts:
+        sentence(text)
+
+
 def entry(text: str, verdict: str = "") -> None:
     """A line of a list that is read like a table, on stdout: as wide as those are, and its verdict has a colour."""
     text = _folded(printable(text))

@@ -1,11 +1,12 @@
-"""What runs as it goes: bar, time to go and current figures of a campaign on a terminal, plain lines without one; Ansible's tasks."""
+"""A campaign as it goes: bar, time to go and current figures on a terminal, plain lines without one."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.console import Console, RenderableType
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from harness.campaign import events
 from harness.cli import output
-from harness.errors import duration, printable
+from harness.errors import counted, duration, printable
 from harness.metrics.rows import POOLED
 from harness.node.events import (
     Listener,
@@ -28,71 +29,72 @@ from harness.node.events import (
     TaskOutcome,
     TaskStarted,
 )
+from harness.results.manifest import Status
+
+if TYPE_CHECKING:
+    from harness.campaign.folder import CampaignFolder
+    from harness.campaign.runner import Outcome
 
 ROWS_EVERY_S = 30.0
 _BAR_WIDTH = 30
+_GRAVEST_FIRST = [TaskOutcome(name) for name in ("failed", "unreachable", "changed", "ok", "ignored", "skipped")]
 MOST_REPLICAS = 16
 """Whose figures are shown one by one: more would fill the screen."""
-_OUTCOMES = (
-    TaskOutcome.FAILED,
-    TaskOutcome.UNREACHABLE,
-    TaskOutcome.CHANGED,
-    TaskOutcome.OK,
-    TaskOutcome.IGNORED,
-    TaskOutcome.SKIPPED,
-)
 
 
-@contextmanager
-def progress_listener() -> Iterator[events.Listener]:
-    """A listener that fits where stderr goes."""
+def run_shown(folder: CampaignFolder, again: Sequence[Status] = ()) -> Outcome:
+    """Run a campaign to its end, and show on stderr how far it is. ``again``: verdicts of which experiments are run anew."""
+    from harness.backends.base import make_backend
+    from harness.campaign.runner import CampaignRunner
+
     console = output.stderr_console()
-    if not console.is_terminal:
-        yield PlainLines()
-        return
-    with _bar(console) as progress:
-        yield LiveBar(progress)
+    backend = make_backend(folder.spec, folder.campaign_id)
+    with _bar(console) if console.is_terminal else nullcontext() as bar:
+        listener = LiveBar(bar) if bar else PlainLines()
+        return CampaignRunner(folder, backend, listener=listener).run(again=again)
 
 
 class _Sentences:
     """Says the events that deserve a line of their own."""
 
-    def __init__(self) -> None:
-        self.of = 0
+    experiments = 0
 
-    def line(self, event: events.Event) -> str | None:
+    def sentence(self, event: events.Event) -> str | None:
         """The sentence for an event, if it deserves one."""
         match event:
             case events.CampaignBegins():
-                self.of = event.experiments
+                self.experiments = event.experiments
                 done = f", {event.done} done before" if event.done else ""
-                to_go = duration(event.remaining_s)
-                count = f"{event.experiments} experiment{'' if event.experiments == 1 else 's'}"
-                return f"{event.campaign}: {count}{done}; about {to_go} to go"
+                count = counted(event.experiments, "experiment")
+                return f"{event.campaign}: {count}{done}; about {duration(event.remaining_s)} to go"
             case events.StepEnds(ok=False):
                 return f"  {'; '.join(event.reasons)}"
             case events.ExperimentEnds():
                 why = f": {' '.join(event.reasons)}" if event.reasons else ""
-                return f"[{event.number}/{self.of}] {event.experiment_id} {event.status.value}{why}"
+                return f"[{event.number}/{self.experiments}] {event.experiment_id} {event.status.value}{why}"
             case events.Notice():
                 return f"  {event.message}"
         return None
 
+    def step(self, event: events.StepBegins, *more: str) -> str:
+        """What has begun, and how long it takes."""
+        times = "; ".join((duration(event.planned_s), *more)) if event.planned_s else ""
+        return (
+            f"[{event.number}/{self.experiments}] {event.experiment_id}: {event.step}{f' ({times})' if times else ''}"
+        )
 
-class PlainLines:
+
+class PlainLines(_Sentences):
     """One line for each step, with the time; for logs and pipes."""
 
-    def __init__(self) -> None:
-        self._sentences = _Sentences()
-        self._last_rows_s = 0.0
+    _last_rows_s = 0.0
 
     def __call__(self, event: events.Event) -> None:
         """Write the line of an event."""
-        line = self._sentences.line(event)
+        line = self.sentence(event)
         if isinstance(event, events.StepBegins):
-            planned = f" ({duration(event.planned_s)}; {duration(event.remaining_s)} to go)" if event.planned_s else ""
             attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            line = f"[{event.number}/{self._sentences.of}] {event.experiment_id}: {event.step}{planned}{attempt}"
+            line = self.step(event, f"{duration(event.remaining_s)} to go") + attempt
         elif isinstance(event, events.RowsRecorded) and time.monotonic() - self._last_rows_s >= ROWS_EVERY_S:
             self._last_rows_s = time.monotonic()
             line = "; ".join([f"  {event.rows} of {event.of_rows} rows", *figures(event)[:1]])
@@ -100,25 +102,22 @@ class PlainLines:
             output.note(f"{time.strftime('%H:%M:%S')} {line}")
 
 
-class LiveBar:
+class LiveBar(_Sentences):
     """What moves: experiment and step, bar, time to go, figures of the replicas; what ended scrolls by above it."""
 
     def __init__(self, progress: _View) -> None:
         self._progress = progress
-        self._sentences = _Sentences()
         self._task: TaskID = progress.add_task("starting", total=None, ends_s=time.monotonic(), rows="")
 
     def __call__(self, event: events.Event) -> None:
         """Show an event."""
-        line = self._sentences.line(event)
+        line = self.sentence(event)
         if line is not None:
             self._progress.console.print(escape(printable(line)))
         if isinstance(event, events.StepBegins):
-            planned = f" ({duration(event.planned_s)})" if event.planned_s else ""
-            text = f"[{event.number}/{self._sentences.of}] {event.experiment_id}: {event.step}{planned}"
             ends_s = time.monotonic() + event.remaining_s
             self._progress.figures = []
-            self._progress.reset(self._task, total=None, description=text, ends_s=ends_s, rows="")
+            self._progress.reset(self._task, total=None, description=self.step(event), ends_s=ends_s, rows="")
         elif isinstance(event, events.RowsRecorded):
             self._progress.figures = figures(event)
             rows = f"{event.rows} of {event.of_rows} rows"
@@ -127,7 +126,7 @@ class LiveBar:
 
 def figures(event: events.RowsRecorded) -> list[str]:
     """The figures of the last row: of all replicas with the time that they are of, then of each where there are several."""
-    from harness.analysis.format import DASH, number, quantity
+    from harness.analysis.format import DASH, number, quantity  # which waits for scipy
 
     pooled, replicas = [], []
     for now in event.now:
@@ -191,10 +190,7 @@ def task_listener() -> Iterator[Listener]:
 
 
 class TaskLines:
-    """A listener that writes ``role: task  outcome  seconds`` to stderr; with several hosts, the count of each.
-
-    ``running`` is told what has just begun.
-    """
+    """A listener that writes ``role: task  outcome  seconds`` to stderr; with several hosts, the count of each outcome."""
 
     def __init__(self, running: Callable[[str], object] | None = None) -> None:
         self._running = running or (lambda _: None)
@@ -230,7 +226,7 @@ class TaskLines:
         self._task, self._outcomes, self._errors = None, Counter(), []
 
     def _outcome(self) -> str:
-        counts = [(outcome, self._outcomes[outcome]) for outcome in _OUTCOMES if self._outcomes[outcome]]
-        if len(counts) == 1 and counts[0][1] == 1:
-            return counts[0][0].value
-        return ", ".join(f"{number} {outcome.value}" for outcome, number in counts) or "no host"
+        counts = {outcome.value: self._outcomes[outcome] for outcome in _GRAVEST_FIRST if self._outcomes[outcome]}
+        if self._outcomes.total() == 1:
+            return next(iter(counts))
+        return ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "no host"

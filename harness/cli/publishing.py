@@ -206,10 +206,8 @@ def _runs(spec: "CampaignSpec") -> str:
 
 def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
-    from harness.backends.base import make_backend
     from harness.campaign.preflight import prepare
-    from harness.campaign.runner import CampaignRunner
-    from harness.cli.progress import progress_listener
+    from harness.cli.progress import run_shown
 
     folder = prepare(source, results, force=force, say=output.note)
     against = " ".join(f"--against {ran}" for ran in (*before, folder.path))
@@ -217,8 +215,7 @@ def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], 
         f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "
         f"{archive} {against}"
     )
-    with progress_listener() as listener:
-        CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener).run()
+    run_shown(folder)
     return folder.path
 
 

@@ -264,22 +264,18 @@ class CurveRow:
     """One row of panels of a comparison.
 
     Attributes:
-        metric: what is shown.
-        label: with the unit.
-        scale: from the metric's unit to the axis's.
-        pick: another value than the metric of that name.
-        logarithmic: whether the axis is.
+        curve: what is shown.
+        label: of it, with the unit.
+        logarithmic: whether the y axis is.
         line: a horizontal line, in the metric's unit.
-        curves: fitted law by workload and label of the arm.
+        laws: fitted law by workload and label of the arm.
     """
 
-    metric: str
+    curve: Curve
     label: str
-    scale: float = 1.0
-    pick: Pick | None = None
     logarithmic: bool = False
     line: float | None = None
-    curves: Mapping[tuple[str, str], Fit] = field(default_factory=dict)
+    laws: Mapping[tuple[str, str], Fit] = field(default_factory=dict)
 
 
 def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[CurveRow]) -> Picture | None:
@@ -290,8 +286,8 @@ def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Cu
     drawn = [[_compared(comparison, workload, row) for workload in workloads] for row in rows]
     # Without a GPU there is no energy, and the answers say why.
     panels = [panel for row in drawn if not all(panel.absent for panel in row) for panel in row] or drawn[0]
-    first = Curve(rows[0].metric, "", rows[0].scale, rows[0].pick)
-    told = [
+    first = rows[0].curve
+    spoken = [
         f"{workload} under {arm.label}: "
         + ", ".join(
             f"{count} replicas {number(estimate.mean * first.scale)}"
@@ -303,65 +299,44 @@ def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Cu
         if arm.counts(workload)
     ]
     size = (min(360.0, max(240.0, 720.0 / len(workloads))), 185.0)
-    return Picture(f"comparison-{name}", title, f"{title}: {'; '.join(told)}", panels, len(workloads), size)
+    return Picture(f"comparison-{name}", title, f"{title}: {'; '.join(spoken)}", panels, len(workloads), size)
 
 
 def _compared(comparison: Comparison, workload: str, row: CurveRow) -> Panel:
-    title = f"{workload}: {row.label}"
+    title, curve = f"{workload}: {row.label}", row.curve
     series: list[PlotSeries] = []
     for index, arm in enumerate(comparison.arms):
         cells = [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)]
-        series += Curve(row.metric, "", row.scale, row.pick).series(cells, arm.label, index, "-")
-        fit = row.curves.get((workload, arm.label))
+        series += curve.series(cells, arm.label, index, "-")
+        fit = row.laws.get((workload, arm.label))
         if fit is not None:
             n = np.linspace(1, max(arm.counts(workload)), _CURVE_POINTS)
             values = np.array([estimate.mean for estimate in fit.parameters.values()])
-            y = (fit.law.curve(n, values) * row.scale).tolist()
+            y = (fit.law.curve(n, values) * curve.scale).tolist()
             series.append(
                 PlotSeries(x=n.tolist(), y=y, name=arm.label, colour=index, dashes="--", thin=True, silent=True)
             )
     if not series:
-        absent = [
-            cell.absent[row.metric]
-            for arm in comparison.arms
-            for cell in arm.cells.values()
-            if row.metric in cell.absent
-        ]
-        return Panel(title=title, absent=absent[-1] if absent else "no run gives it")
-    rules = [] if row.line is None else [ReferenceLine(row.line * row.scale, colour=INK)]
-    return _replica_panel(
-        title, series, [float(count) for count in comparison.counts(workload)], rules, logarithmic=row.logarithmic
-    )
+        cells = [cell for arm in comparison.arms for cell in arm.cells.values()]
+        reasons = [cell.absent[curve.metric] for cell in cells if curve.metric in cell.absent]
+        return Panel(title=title, absent=reasons[-1] if reasons else "no run gives it")
+    rules = [] if row.line is None else [ReferenceLine(row.line * curve.scale, colour=INK)]
+    ticks = [float(count) for count in comparison.counts(workload)]
+    return _replica_panel(title, series, ticks, rules, logarithmic=row.logarithmic)
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """One bar: its label, its value, and the factor to the axis's unit."""
-
-    label: str
-    estimate: Estimate
-    scale: float = 1.0
-
-
-def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture | None:
-    """Values beside each other with their intervals; None without any."""
-    if not points:
+def bars(name: str, title: str, label: str, estimates: Sequence[tuple[str, Estimate]]) -> Picture | None:
+    """Values by their labels beside each other with their intervals; None without any."""
+    if not estimates:
         return None
-    means = [one.estimate.mean * one.scale for one in points]
     series = PlotSeries(
-        x=means,
-        y=[float(place) for place in range(len(points))],
-        low=[
-            mean if one.estimate.low is None else one.estimate.low * one.scale
-            for one, mean in zip(points, means, strict=True)
-        ],
-        high=[
-            mean if one.estimate.high is None else one.estimate.high * one.scale
-            for one, mean in zip(points, means, strict=True)
-        ],
+        x=[estimate.mean for _, estimate in estimates],
+        y=[float(place) for place in range(len(estimates))],
+        low=[estimate.mean if estimate.low is None else estimate.low for _, estimate in estimates],
+        high=[estimate.mean if estimate.high is None else estimate.high for _, estimate in estimates],
         colour=4,
-        labels=[one.label for one in points],
+        labels=[bar for bar, _ in estimates],
     )
-    spoken = ", ".join(f"{one.label} {number(mean)} {label}" for one, mean in zip(points, means, strict=True))
+    spoken = ", ".join(f"{bar} {number(estimate.mean)} {label}" for bar, estimate in estimates)
     panel = Panel(title=label, series=[series], rules=[ReferenceLine(0, vertical=True, dashes="-")])
-    return Picture(f"comparison-{name}", title, f"{title}: {spoken}", [panel], 1, (420, 32.0 * len(points) + 45))
+    return Picture(f"comparison-{name}", title, f"{title}: {spoken}", [panel], 1, (420, 32.0 * len(estimates) + 45))

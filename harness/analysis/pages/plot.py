@@ -146,16 +146,9 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One finished plot.
+    """One finished plot: file name without its ending, title, the same with its numbers for those who cannot see it, panels by row.
 
-    Attributes:
-        name: file name without its ending.
-        title: what it shows.
-        alt: the same for those who cannot see it, with the numbers that matter.
-        panels: row by row.
-        columns: panels of a row.
-        size: of a panel, width and height in points.
-        png: whether its file is a PNG, where there is matplotlib; else it is an SVG.
+    ``size``: of a panel, width and height in points. ``png``: its file is a PNG, where there is matplotlib; else it is an SVG.
     """
 
     name: str

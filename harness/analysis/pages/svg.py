@@ -55,13 +55,7 @@ class LegendEntry:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What a page embeds.
-
-    Attributes:
-        drawing: one SVG for each panel in a grid, which a narrow page lays below each other.
-        keys: the legend; empty where one series needs none.
-        data: the plotted values of each panel and where it lies, as JSON.
-    """
+    """What a page embeds: an SVG for each panel in a grid, the legend (empty where one series needs none), the plotted values as JSON."""
 
     drawing: str
     keys: tuple[LegendEntry, ...]

@@ -59,13 +59,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
-
-    Attributes:
-        title: for people.
-        name: key of its values for programs; empty: the title.
-        words: whether it holds text, which stands at the left.
-    """
+    """One column: title for people, name for programs (empty: the title), and whether it holds text, which stands at the left."""
 
     title: str
     name: str = ""

@@ -11,7 +11,7 @@ from harness.analysis.campaign import Cell
 from harness.analysis.comparison_model import Answer, ComparisonQuery
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.format import DASH, quantity, replicas_in_words
-from harness.analysis.pages.curves import Points, bars
+from harness.analysis.pages.curves import bars
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import SIGNIFICANCE, Estimate
 from harness.sharing.modes import mode_of
@@ -84,10 +84,9 @@ def answer(comparison: Comparison, _query: ComparisonQuery) -> Answer:
         "GPU time that taking turns adds to each request, with 95 % intervals",
         "% of the time that a request takes otherwise",
         [
-            Points(
+            (
                 f"{one.workload}, {one.replicas} replicas, against {_reference(one.reference)}",
-                one.extra_s,
-                100 * one.share / one.extra_s.mean,
+                one.extra_s.scaled(100 * one.share / one.extra_s.mean),
             )
             for one in costs
             if one.extra_s.mean

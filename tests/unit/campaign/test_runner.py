@@ -495,7 +495,7 @@ def test_status_before_during_and_after(stage):
     assert during.experiments[1].note == "record"
     assert (after.done, after.running, after.remaining_s) == (2, False, 0)
     assert after.activity == "finished"
-    json.dumps(after.as_dict())
+    json.dumps(dataclasses.asdict(after))
 
 
 def test_the_backend_rehearses_once_a_run_and_what_it_found_is_kept(stage):
