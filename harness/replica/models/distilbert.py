@@ -80,7 +80,7 @@ class BertLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
-        x = self.sa_layer_norm(self.attention(x, *self.attention.keys_values(x)) + x)
+        x = self.sa_layer_norm(self.attention(x) + x)
         out: Tensor = self.output_layer_norm(self.ffn(x) + x)
         return out
 

@@ -92,9 +92,10 @@ class Attention(nn.Module):
         """[B, T, width] -> keys and values, each [B, heads, T, width / heads]."""
         return self._split("key", x), self._split("value", x)
 
-    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
-        """[B, T, width] -> [B, T, width]."""
-        out: Tensor = getattr(self, self._names["out"])(attend(self._split("query", x), keys, values, mask))
+    def forward(self, x: Tensor, kept: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None) -> Tensor:
+        """[B, T, width] -> [B, T, width], by keys and values that were kept, or those of ``x`` itself."""
+        query = self._split("query", x)
+        out: Tensor = getattr(self, self._names["out"])(attend(query, *(kept or self.keys_values(x)), mask))
         return out
 
     def _split(self, part: str, x: Tensor) -> Tensor:

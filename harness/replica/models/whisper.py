@@ -105,8 +105,7 @@ class EncoderLayer(WhisperLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 1500, width] -> [B, 1500, width]."""
-        normal = self.self_attn_layer_norm(x)
-        return self.fed(x + self.self_attn(normal, *self.self_attn.keys_values(normal)))
+        return self.fed(x + self.self_attn(self.self_attn_layer_norm(x)))
 
 
 class Encoder(nn.Module):
@@ -149,8 +148,8 @@ class DecoderLayer(WhisperLayer):
         normal = self.self_attn_layer_norm(x)
         for kept, new in zip(text, self.self_attn.keys_values(normal), strict=True):
             kept.index_copy_(2, positions, new)
-        x = x + self.self_attn(normal, text[0], text[1], mask)
-        return self.fed(x + self.encoder_attn(self.encoder_attn_layer_norm(x), clip[0], clip[1]))
+        x = x + self.self_attn(normal, (text[0], text[1]), mask)
+        return self.fed(x + self.encoder_attn(self.encoder_attn_layer_norm(x), (clip[0], clip[1])))
 
 
 class Decoder(nn.Module):
