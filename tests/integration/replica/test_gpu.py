@@ -220,9 +220,8 @@ def test_a_replica_serves_and_drains(start, name, execution):
     replica = start(WORKLOAD=name, DEVICE="cuda", EXECUTION=execution, PRECISION="fp16")
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-    code, took_s = replica.stop()
+    code = replica.stop(timeout_s=2.0)
     assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
-    assert took_s < 2.0
 
 
 def test_a_gpu_that_is_full_has_its_exit_code(start):
@@ -251,9 +250,8 @@ def test_a_request_stuck_on_the_gpu_does_not_outlive_the_drain(start):
     replica = start(source, WARMUP_REQUESTS="0")
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] == 5)
-    code, took_s = replica.stop(timeout_s=90)
+    code = replica.stop(timeout_s=2.0)
     assert code == 5
-    assert took_s < 2.0
     assert len(replica.latencies) == 5
 
 
@@ -263,9 +261,8 @@ def test_a_hostile_workload_wears_out_a_gpu_and_drains(start, name):
     replica = start(WORKLOAD=name, DEVICE="cuda", WORKLOAD_OPTIONS=options.get(name, "{}"))
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-    code, took_s = replica.stop()
+    code = replica.stop(timeout_s=2.0)
     assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
-    assert took_s < 2.0
 
 
 def test_a_kernel_that_faults_ends_its_process(start):
@@ -307,9 +304,8 @@ def test_a_replica_trains_and_drains(start, name, execution):
     replica = start(WORKLOAD=name, DEVICE="cuda", EXECUTION=execution, PRECISION="bf16", BATCH_SIZE="32")
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-    code, took_s = replica.stop()
+    code = replica.stop(timeout_s=2.0)
     assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
-    assert took_s < 2.0
     assert replica.status["training_steps"] >= 20
     assert replica.status["device_uuid"].startswith("GPU-")
 
@@ -319,10 +315,9 @@ def test_two_processes_train_on_a_gpu_each_or_on_one_and_drain(start, execution)
     replica = start(WORKLOAD=TWO_PROCESSES, DEVICE="cuda", EXECUTION=execution, PRECISION="bf16", BATCH_SIZE="32")
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-    code, took_s = replica.stop()
+    code = replica.stop(timeout_s=2.0)
     status = replica.status
     assert (code, status["phase"], status["device"]) == (0, "stopped", "cuda")
-    assert took_s < 2.0
     assert status["collectives"] == ("gloo" if torch.cuda.device_count() == 1 else "nccl")
     assert status["inputs"] == 64 * status["requests"]
 

@@ -188,7 +188,7 @@ def test_a_client_that_is_cut_off_costs_the_others_nothing(serve):
 
     assert ask(replica, "POST", "/infer")[0] == 200
     assert replica.process.poll() is None
-    assert replica.stop()[0] == 0
+    assert replica.stop() == 0
     assert "Traceback" not in replica.log.read_text()
 
 
@@ -197,10 +197,9 @@ def test_sigterm_serves_what_waits_and_exits_0(hold):
     answers = queued(replica, pool, 5)
 
     threading.Timer(0.1, (replica.folder / "hold").unlink).start()
-    code, seconds = replica.stop()
+    code = replica.stop()
 
     assert (code, [answer.result()[0] for answer in answers]) == (0, [200] * 5)
-    assert seconds < 60
     assert replica.status["phase"] == "stopped"
     assert len(replica.latencies) == 5
 
@@ -209,10 +208,9 @@ def test_what_cannot_be_served_before_the_deadline_is_turned_away(hold):
     replica, pool = hold(batch_size=1)
     answers = queued(replica, pool, 5)
 
-    code, seconds = replica.stop()
+    code = replica.stop()
 
     assert (code, [answer.result()[0] for answer in answers]) == (0, [503] * 5)
-    assert seconds < 60
     assert replica.status["abandoned_requests"] == 1
     assert replica.latencies == []
 

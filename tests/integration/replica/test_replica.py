@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.replica.registry import BUILTIN
+from tests.integration.replica.conftest import OWN
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -40,9 +41,8 @@ def test_life_of_a_replica(start, own_source):
     before = replica.metrics()
     assert before["inference_inputs_total"] == 3 * before["inference_requests_total"]
     assert before["inference_latency_seconds_bucket"] == before["inference_requests_total"]
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert (code, replica.status["phase"], replica.status["error"]) == (0, "stopped", "")
-    assert took_s < 60
     assert len(replica.latencies) >= before["inference_requests_total"]
     assert (replica.status["requests"], replica.status["inputs"]) == (
         len(replica.latencies),
@@ -73,46 +73,28 @@ def test_the_request_in_flight_is_finished_and_counted(start, own_source, number
     replica.wait_until_ready()
     time.sleep(0.1)
     served = replica.metrics()["inference_requests_total"]
-    code, took_s = replica.stop(number)
+    code = replica.stop(number)
     assert code == 0
-    assert took_s < 60
     assert len(replica.latencies) >= served + 1
     assert replica.status["abandoned_requests"] == 0
 
 
 @pytest.mark.parametrize(
-    "loading",
+    ("phase", "parts"),
     [
-        "time.sleep(600)",
-        "exec('while True: pass')",
-        "__import__('subprocess').run(['sleep', '600'])",
+        ("loading", {"init": "time.sleep(600)"}),
+        ("loading", {"init": "exec('while True: pass')"}),
+        ("loading", {"init": "__import__('subprocess').run(['sleep', '600'])"}),
+        ("loading", None),
+        ("warming", {"infer": "time.sleep(600)"}),
     ],
-    ids=["sleeps", "computes", "waits"],
+    ids=["sleeps", "computes", "waits", "imports torch", "warms up"],
 )
-def test_a_signal_while_loading_ends_it_at_once(start, own_source, loading):
-    replica = start(own_source(init=loading))
-    replica.wait_for_phase("loading")
+def test_a_signal_before_the_first_request_ends_it_at_once(start, own_source, phase, parts):
+    replica = start(own_source(**parts)) if parts else start(WORKLOAD="resnet50", WORKLOAD_OPTIONS=TINY)
+    replica.wait_for_phase(phase)
     time.sleep(0.2)
-    code, took_s = replica.stop()
-    assert (code, replica.status["phase"]) == (0, "stopped")
-    assert took_s < 60
-
-
-def test_a_signal_while_torch_is_imported_ends_it_in_time(start):
-    replica = start(WORKLOAD="resnet50", WORKLOAD_OPTIONS=TINY)
-    replica.wait_for_phase("loading")
-    time.sleep(0.3)
-    code, took_s = replica.stop()
-    assert (code, replica.status["phase"]) == (0, "stopped")
-    assert took_s < 60
-
-
-def test_a_signal_while_warming_ends_it_at_once(start, own_source):
-    replica = start(own_source(infer="time.sleep(600)"))
-    replica.wait_for_phase("warming")
-    code, took_s = replica.stop()
-    assert (code, replica.status["phase"]) == (0, "stopped")
-    assert took_s < 60
+    assert (replica.stop(), replica.status["phase"]) == (0, "stopped")
 
 
 def test_a_signal_in_the_pause_between_requests_ends_it_at_once(start, own_source):
@@ -120,9 +102,8 @@ def test_a_signal_in_the_pause_between_requests_ends_it_at_once(start, own_sourc
     replica.wait_until_ready()
     time.sleep(0.1)
     assert replica.metrics()["inference_queue_depth"] == 0
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert code == 0
-    assert took_s < 60
     assert len(replica.latencies) == 1
 
 
@@ -132,9 +113,8 @@ def test_a_request_that_takes_too_long_is_abandoned(start, own_source):
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] == 8)
     time.sleep(0.1)
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert (code, replica.status["phase"], replica.status["abandoned_requests"]) == (0, "stopped", 1)
-    assert took_s < 60
     assert len(replica.latencies) == 8, "what was measured is kept, what was abandoned is not counted"
 
 
@@ -149,9 +129,8 @@ def test_a_request_stuck_outside_python_is_left_behind_with_its_own_exit_code(st
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] == 5)
     time.sleep(0.2)
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert code == 5
-    assert took_s < 60
     assert replica.status["phase"] == "stopped"
     assert "could not be stopped" in replica.status["error"]
     assert len(replica.latencies) == 5
@@ -166,6 +145,8 @@ def test_a_request_stuck_outside_python_is_left_behind_with_its_own_exit_code(st
         ("def make(settings): raise MemoryError\n", {}, 4, "out of memory"),
         ("def other(settings): pass\n", {}, 3, "has no callable 'make'"),
         ("", {"WORKLOAD": "not_there:make"}, 3, "no module 'not_there'"),
+        (OWN.format(init="pass", infer="return None"), {}, 3, "infer() of workload own must return the number"),
+        ("", {"WORKLOAD": "resnet50", "DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, 3, "DEVICE: cuda is demanded"),
     ],
 )
 def test_a_workload_that_cannot_start(start, source, environment, code, says):
@@ -174,12 +155,6 @@ def test_a_workload_that_cannot_start(start, source, environment, code, says):
     assert replica.status["phase"] == "failed"
     assert says in replica.status["error"]
     assert replica.last_line == f"replica: {replica.status['error']}"
-
-
-def test_a_demanded_gpu_that_is_absent(start):
-    replica = start(WORKLOAD="resnet50", WORKLOAD_OPTIONS=TINY, DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
-    assert replica.process.wait(120) == 3
-    assert replica.status["error"].startswith("DEVICE: cuda is demanded and torch ")
 
 
 def test_a_request_that_fails_ends_the_replica_and_keeps_the_others(start, own_source):
@@ -198,12 +173,6 @@ def test_memory_that_runs_out_in_a_request(start, own_source):
         "replica: out of memory: CUDA out of memory. Tried to allocate 1 GiB. "
         "Use fewer replicas, a smaller BATCH_SIZE or PRECISION fp16."
     )
-
-
-def test_infer_must_return_a_number(start, own_source):
-    replica = start(own_source(infer="return None"))
-    assert replica.process.wait(120) == 3
-    assert "infer() of workload own must return the number of inputs served, not None" in replica.status["error"]
 
 
 def test_a_wrong_setting_is_one_line(start):
@@ -231,7 +200,7 @@ def test_without_a_folder_it_serves_all_the_same(start, own_source):
         port = free.getsockname()[1]
     replica = start(own_source(), REPLICA_DIR="", PORT=str(port))
     replica.wait_for(lambda: "serving" in replica.log.read_text())
-    assert replica.stop()[0] == 0
+    assert replica.stop() == 0
     assert not (replica.folder / "latencies.bin").exists()
 
 
@@ -241,7 +210,7 @@ def test_the_example_of_the_documentation_runs_as_it_says(start):
     replica.wait_until_ready()
     assert replica.status["device"] == "cpu"
     assert replica.metrics()["inference_inputs_total"] >= 2
-    assert replica.stop()[0] == 0
+    assert replica.stop() == 0
 
 
 SESSION = """
@@ -280,9 +249,8 @@ def test_thinking_is_no_latency_and_what_a_workload_publishes_begins_after_the_w
     assert metrics["inference_idle_seconds_total"] >= 9 * 0.02
     assert replica.metrics()["inference_idle_seconds_total"] > metrics["inference_idle_seconds_total"]
     assert json.loads(replica.get("/status")[1])["words"] == 70
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert (code, replica.status["words"]) == (0, 70)
-    assert took_s < 60, "a signal ends the thinking"
 
 
 @pytest.mark.parametrize("workload", BUILTIN)
@@ -294,9 +262,8 @@ def test_built_in_workloads_serve(start, with_torch, workload):
     assert (status["device"], status["precision"], status["torch"] is not None) == ("cpu", "bf16", True)
     assert status["parameters"] > 1000
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 5)
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert (code, replica.status["phase"]) == (0, "stopped")
-    assert took_s < 60
     assert "Warning" not in replica.log.read_text()
 
 
@@ -312,9 +279,8 @@ def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, with_to
     replica = start(WORKLOAD=workload, WARMUP_REQUESTS="0", forked=with_torch, **options)
     replica.wait_for_phase("serving", timeout_s=120)
     time.sleep(0.5)
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert (code, replica.status["phase"], replica.status["error"]) == (0, "stopped", "")
-    assert took_s < 60
     assert len(replica.latencies) + replica.status["abandoned_requests"] >= 1
 
 
@@ -350,14 +316,7 @@ def test_a_compiled_workload_serves(start, with_torch):
     replica = start(WORKLOAD="mnist", EXECUTION="compiled", **told, forked=with_torch)
     replica.wait_until_ready(timeout_s=240)
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 5)
-    assert replica.stop()[0] == 0
-
-
-def test_two_replicas_take_ports_of_their_own(start, own_source):
-    one, two = start(own_source()), start(own_source())
-    one.wait_until_ready()
-    two.wait_until_ready()
-    assert one.status["port"] != two.status["port"]
+    assert replica.stop() == 0
 
 
 def test_a_replica_with_a_time_to_run_ends_by_itself_and_can_be_asked_for_its_results(start, own_source):
@@ -369,9 +328,8 @@ def test_a_replica_with_a_time_to_run_ends_by_itself_and_can_be_asked_for_its_re
     assert replica.get("/health")[0] == 503
     assert json.loads(replica.get("/status")[1])["phase"] == "finished"
     assert len(replica.latencies) == served
-    code, took_s = replica.stop()
+    code = replica.stop()
     assert (code, replica.status["phase"]) == (0, "stopped")
-    assert took_s < 60
 
 
 def test_a_time_to_run_without_a_stay_ends_with_0(start, own_source):

@@ -1,14 +1,20 @@
-"""Two processes train one network: they agree on it, it is that of one process at twice the batch, and they end together."""
+"""Two processes train one network: they agree on it, it is that of one process at twice the batch, and they end together.
+
+The second is told each step, deaf to signals, gone with the replica and never without it.
+"""
 
 import os
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
 from harness.replica import registry
-from harness.replica.errors import ExitCode, SettingError, WorkloadError
+from harness.replica.errors import ExitCode, OutOfMemoryError, SettingError, WorkloadError
 from harness.replica.models import data_parallel_training
 from harness.replica.models.data_parallel_training import _error_of
 from harness.replica.settings import Settings
@@ -104,3 +110,77 @@ def test_what_cannot_be_is_refused_before_a_second_process_starts(changes, says,
     monkeypatch.setattr(data_parallel_training, "SecondProcess", lambda *_: pytest.fail("it was started"))
     with pytest.raises(SettingError, match=says):
         made(**changes)
+
+
+MODULE = "tests.support.second_steps"
+
+
+@pytest.fixture
+def second(monkeypatch):
+    """Starts one, and ends it."""
+    monkeypatch.setattr(data_parallel_training, "NOTICE_S", 600)  # then it would end this process
+    begun = []
+
+    def start(**options):
+        begun.append(data_parallel_training.SecondProcess(MODULE, Settings(options=options), 7))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.close()
+
+
+@pytest.fixture
+def replica():
+    """A process that pauses, and the id of its second process."""
+    command = [sys.executable, "-m", MODULE, "replica"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process, psutil.Process(int(process.stdout.readline()))
+        process.kill()
+
+
+def test_it_takes_a_step_when_it_is_told_and_leaves_signals_to_the_replica(second, capfd):
+    process = second()
+    process.step()
+    assert eventually(lambda: capfd.readouterr().out == "step at 7\n")
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(process.pid, number)
+    process.step()
+
+    assert eventually(lambda: capfd.readouterr().out == "step at 7\n")
+
+
+def test_it_is_gone_when_it_is_closed(second):
+    process = second()
+    process.close()
+    assert eventually(lambda: not psutil.pid_exists(process.pid))
+
+
+@pytest.mark.parametrize(
+    ("fail", "error", "says"),
+    [("memory", OutOfMemoryError, "out of memory"), ("bug", WorkloadError, "ZeroDivisionError")],
+)
+def test_what_it_fails_of_is_how_the_replica_ends(second, capfd, fail, error, says):
+    process = second(fail=fail)
+    process.step()
+    process._process.wait(60)
+    with pytest.raises(error, match=r"the second process ended with \d, see its own words above"):
+        process.require_alive()
+    assert says in capfd.readouterr().err.splitlines()[-1]
+    with pytest.raises(error):
+        process.step()
+
+
+def test_a_replica_that_is_killed_takes_it_along(replica):
+    process, second = replica
+    process.kill()
+    second.wait(60)
+
+
+def test_a_replica_that_does_not_look_ends_with_it(replica):
+    process, second = replica
+    second.kill()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == ExitCode.FAILED
+    assert said.splitlines()[-1].startswith("replica: the second process was ended by SIGKILL, and the replica ends")

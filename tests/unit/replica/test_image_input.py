@@ -1,12 +1,12 @@
-"""ResNet-50 fed with bytes, and with its normalisations folded: the same answers by other ways; on a CPU."""
+"""ResNet-50 fed with bytes or JPEGs, and with its normalisations folded: the same answers by other ways; on a CPU."""
 
 import itertools
 
 import pytest
 import torch
 
-from harness.replica.errors import SettingError
-from harness.replica.models import resnet50
+from harness.replica.errors import CannotBeMetError, SettingError
+from harness.replica.models import image_input, resnet50
 from harness.replica.models.image_input import DEVIATION, MEAN, Feed, FromBytes, OnDemand
 from harness.replica.models.layers import FoldedConvolution
 from harness.replica.settings import Settings
@@ -167,3 +167,53 @@ def test_an_input_on_the_device_is_there_before_its_request():
 def test_what_makes_no_sense_is_refused(options, says):
     with pytest.raises(SettingError, match=says):
         made(options=options)
+
+
+def drawn(seed=1):
+    return resnet50.drawn_bytes((3, 48, 40, 3), torch.Generator().manual_seed(seed), detail=8)
+
+
+def test_a_file_is_a_fraction_of_its_bytes_and_decodes_to_nearly_them():
+    images = drawn()
+
+    files = image_input.encoded(images, image_input.decoder(CPU))
+
+    assert files.shape == tuple(images.shape)
+    assert sum(map(len, files.files)) < images.nbytes / 3
+    apart = (files.decoded().int() - images.int()).abs().float().mean()
+    assert float(apart) < 4
+    assert float((drawn(2).int() - images.int()).abs().float().mean()) > 40, "other images are far from these"
+
+
+def test_a_part_of_a_batch_is_of_its_first_files():
+    files = image_input.encoded(drawn(), image_input.decoder(CPU))
+
+    assert files[:2].shape == (2, 48, 40, 3)
+    torch.testing.assert_close(files[:2].decoded(), files.decoded()[:2], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scenario", [None, SERVER])
+def test_files_get_the_answers_of_what_they_decode_to(fed, scenario):
+    ours = fed(scenario=scenario, options={"input": "jpeg", "source_pixels": 48})
+    decoded = [image_input.encoded(batch, image_input.decoder(CPU)).decoded() for batch in ours.pool]
+    expected = [ours.model(batch) for batch in decoded]
+
+    found = [ours._answers.begin(lambda batch: ours.model(batch).clone(), 3)() for _ in decoded]
+
+    assert [classes.tolist() for classes in found[-2:]] == [one.argmax(-1).tolist() for one in expected[-2:]]
+    assert ours.infer() == 3
+    facts = ours.describe()
+    assert facts["input"] == "jpeg"
+    assert 100 < facts["jpeg_mean_bytes"] < 48 * 48 * 3 / 2
+
+
+def test_a_gpu_without_torchvision_s_nvjpeg_is_refused_with_what_to_do():
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError):
+        pass
+    else:
+        pytest.skip("torchvision is here")
+
+    with pytest.raises(CannotBeMetError, match="install the torchvision of this torch, or set input to host-uint8"):
+        image_input.decoder(torch.device("cuda"))

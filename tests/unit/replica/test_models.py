@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 from harness.replica import registry
 from harness.replica.errors import CannotBeMetError, SettingError
@@ -121,21 +122,14 @@ def test_whisper_never_ends_early(their_whisper, tmp_path):
     assert 9 not in ours.answer(ours.pool[0])
 
 
-@pytest.mark.parametrize("duration_s", whisper.CLIPS_S)
-def test_log_mel_equals_the_transformers_feature_extractor(duration_s):
+@pytest.mark.parametrize(("duration_s", "bands"), [*((seconds, 80) for seconds in whisper.CLIPS_S), (3, 128)])
+def test_log_mel_equals_the_transformers_feature_extractor(duration_s, bands):
+    """Later models have 128 bands."""
     sound = whisper.synthetic_speech(2, duration_s, torch.Generator().manual_seed(duration_s))
-    expected = transformers.WhisperFeatureExtractor()(
-        list(sound.numpy()), sampling_rate=SAMPLE_RATE_HZ, return_tensors="pt"
-    ).input_features
-    assert expected.shape == (2, 80, 3000)
-    torch.testing.assert_close(LogMel(80, CPU)(sound), expected, rtol=0, atol=2e-4)
-
-
-def test_log_mel_has_the_128_bands_of_later_models_too():
-    sound = whisper.synthetic_speech(1, 3, torch.Generator().manual_seed(1))
-    extractor = transformers.WhisperFeatureExtractor(feature_size=128)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=bands)
     expected = extractor(list(sound.numpy()), sampling_rate=SAMPLE_RATE_HZ, return_tensors="pt").input_features
-    torch.testing.assert_close(LogMel(128, CPU)(sound), expected, rtol=0, atol=2e-4)
+    assert expected.shape == (2, bands, 3000)
+    torch.testing.assert_close(LogMel(bands, CPU)(sound), expected, rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", INFERENCE)
@@ -189,24 +183,21 @@ class TestCheckpoints:
     def loaded(self, path: Path) -> dict[str, torch.Tensor]:
         return resnet50.make(Settings(device="cpu", checkpoint=path, options=TINY)).model.state_dict()
 
-    def assert_same(self, one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
-        assert one.keys() == two.keys()
-        assert all(torch.equal(one[key], two[key]) for key in one)
-
-    @pytest.mark.parametrize("wrap", [lambda state: state, lambda state: {"state_dict": state, "epoch": 3}])
-    def test_a_file_of_torch_save(self, tmp_path, wrap):
-        torch.save(wrap(self.tiny_state()), tmp_path / "weights.pt")
-        self.assert_same(self.loaded(tmp_path / "weights.pt"), self.tiny_state())
-
-    def test_a_safetensors_file(self, tmp_path):
-        from safetensors.torch import save_file
-
-        save_file(self.tiny_state(), tmp_path / "weights.safetensors")
-        self.assert_same(self.loaded(tmp_path / "weights.safetensors"), self.tiny_state())
-
-    def test_a_folder_with_pytorch_model_bin(self, tmp_path):
-        torch.save(self.tiny_state(), tmp_path / "pytorch_model.bin")
-        self.assert_same(self.loaded(tmp_path), self.tiny_state())
+    @pytest.mark.parametrize(
+        ("name", "save", "given"),
+        [
+            ("weights.pt", torch.save, "weights.pt"),
+            ("weights.pt", lambda state, path: torch.save({"state_dict": state, "epoch": 3}, path), "weights.pt"),
+            ("weights.safetensors", save_file, "weights.safetensors"),
+            ("pytorch_model.bin", torch.save, "."),
+        ],
+        ids=["torch.save", "wrapped", "safetensors", "folder"],
+    )
+    def test_every_kind_of_file_is_read(self, tmp_path, name, save, given):
+        save(self.tiny_state(), tmp_path / name)
+        loaded, state = self.loaded(tmp_path / given), self.tiny_state()
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[key], state[key]) for key in loaded)
 
     def test_code_in_a_pickle_is_not_run(self, tmp_path):
         class Bomb:
@@ -224,13 +215,13 @@ class TestCheckpoints:
         with pytest.raises(CannotBeMetError, match=f"{name} is not a readable checkpoint"):
             self.loaded(tmp_path / name)
 
-    def test_a_missing_file_is_named(self, tmp_path):
-        with pytest.raises(CannotBeMetError, match=r"no file or folder .*nowhere"):
-            self.loaded(tmp_path / "nowhere")
-
-    def test_an_empty_folder_is_named_with_what_it_should_hold(self, tmp_path):
-        with pytest.raises(CannotBeMetError, match=r"holds none of model\.safetensors"):
-            self.loaded(tmp_path)
+    @pytest.mark.parametrize(
+        ("given", "says"),
+        [("nowhere", r"no file or folder .*nowhere"), (".", r"holds none of model\.safetensors")],
+    )
+    def test_what_is_missing_is_named(self, tmp_path, given, says):
+        with pytest.raises(CannotBeMetError, match=says):
+            self.loaded(tmp_path / given)
 
     def test_another_models_checkpoint_is_refused_with_the_first_differences(self, tmp_path):
         state = self.tiny_state()

@@ -27,39 +27,35 @@ def test_part_of_a_batch_is_answered_as_the_whole_one_is(make):
     assert served == [1, 3, 5]
 
 
-def test_where_a_shape_is_fixed_a_batch_is_padded_to_the_next_power_of_two(monkeypatch):
-    made = []
+@pytest.mark.parametrize(
+    ("changes", "largest", "made", "served"),
+    [
+        ({"execution": "compiled"}, 6, [1, 2, 4, 6], {1: 1, 2: 2, 3: 4, 4: 4, 5: 6, 6: 6}),
+        (
+            {"execution": "cuda-graph", "scenario": ScenarioSpec(kind="offline")},
+            300,
+            [300],
+            {1: 300, 44: 300, 300: 300},
+        ),
+    ],
+    ids=["padded to the next power of two", "whole batches of Offline"],
+)
+def test_a_batch_is_padded_where_shapes_are_fixed(monkeypatch, changes, largest, made, served):
+    sizes = []
 
-    def accelerate(forward, examples, settings, device):
-        del settings, device
-        made.append(len(examples[0]))
+    def accelerate(forward, examples, _settings, _device):
+        sizes.append(len(examples[0]))
         return forward
 
     monkeypatch.setattr(execution, "accelerate", accelerate)
-    settings = dataclasses.replace(SETTINGS, execution="compiled")
-    batch = torch.arange(6.0)[:, None]
-    step = execution.accelerate_up_to(lambda x: x * 2, batch, settings, torch.device("cpu"))
+    batch = torch.arange(float(largest))[:, None]
+    step = execution.accelerate_up_to(
+        lambda x: x * 2, batch, dataclasses.replace(SETTINGS, **changes), torch.device("cpu")
+    )
 
-    assert made == [1, 2, 4, 6]
-    assert [len(step(batch, inputs)) for inputs in range(1, 7)] == [1, 2, 4, 4, 6, 6]
+    assert sizes == made
+    assert {inputs: len(step(batch, inputs)) for inputs in served} == served
     assert (step(batch, 3)[:3] == batch[:3] * 2).all()
-
-
-def test_offline_makes_whole_batches_only(monkeypatch):
-    made = []
-
-    def accelerate(forward, examples, settings, device):
-        del settings, device
-        made.append(len(examples[0]))
-        return forward
-
-    monkeypatch.setattr(execution, "accelerate", accelerate)
-    settings = dataclasses.replace(SETTINGS, execution="cuda-graph", scenario=ScenarioSpec(kind="offline"))
-    batch = torch.arange(300.0)[:, None]
-    step = execution.accelerate_up_to(lambda x: x * 2, batch, settings, torch.device("cpu"))
-
-    assert made == [300]
-    assert [len(step(batch, inputs)) for inputs in (1, 44, 300)] == [300, 300, 300]
 
 
 def test_as_many_shapes_may_be_compiled_as_are_served(monkeypatch):
