@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -37,10 +37,6 @@ class CgroupLimits:
     memory_bytes: int | None = None
     memory_high_bytes: int | None = None
     pids: int | None = None
-
-    def as_dict(self) -> dict[str, float | int | None]:
-        """For JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

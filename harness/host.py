@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.cgroup import Cgroup
@@ -24,7 +25,7 @@ def describe_host() -> dict[str, object]:
         "architecture": platform.machine(),
         "cgroup_version": group.version,
         "psi": Path("/proc/pressure/cpu").exists(),
-        "limits": {name: limit for name, limit in group.limits().as_dict().items() if limit is not None},
+        "limits": {name: limit for name, limit in asdict(group.limits()).items() if limit is not None},
     }
 
 

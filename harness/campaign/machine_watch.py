@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.cgroup import Cgroup
@@ -38,9 +39,9 @@ class GroupWatch:
         """What the limits did since this was made."""
         limits = self._group.limits()
         changes = [
-            f"{name} from {_words(before)} to {_words(limits.as_dict()[name])}"
-            for name, before in self._limits.as_dict().items()
-            if limits.as_dict()[name] != before
+            f"{name} from {_words(before)} to {_words(asdict(limits)[name])}"
+            for name, before in asdict(self._limits).items()
+            if asdict(limits)[name] != before
         ]
         if changes:
             message = f"The limits of the cgroup changed while it was recorded: {', '.join(changes)}."

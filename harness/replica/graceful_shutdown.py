@@ -11,7 +11,10 @@ import signal
 import socket
 import threading
 from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.replica.runner import Replica
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FINISH_REQUEST_S = 0.7
@@ -27,21 +30,8 @@ class RequestAbandoned(BaseException):
     """
 
 
-class Drainable(Protocol):
-    """What is drained; all methods but the first run in the watching thread."""
-
-    def in_request(self) -> bool:
-        """Whether a request is in flight, and may be abandoned; called in the main thread."""
-
-    def begin_drain(self) -> None:
-        """Stop taking requests; ends the process here and now when no request was ever taken."""
-
-    def give_up(self) -> None:
-        """End the process: its main thread does not come back."""
-
-
 class SignalWatcher:
-    """Turns SIGTERM and SIGINT into a drain with a deadline.
+    """Turns SIGTERM and SIGINT into a drain with a deadline, by methods of the replica that a thread calls.
 
     The first signal begins the drain. After ``FINISH_REQUEST_S`` the request still in flight is abandoned by an
     exception, and ``ABANDON_REQUEST_S`` later the process gives up. Make it in the main thread.
@@ -49,7 +39,7 @@ class SignalWatcher:
 
     def __init__(self) -> None:
         self.drained = threading.Event()
-        self._replica: Drainable | None = None
+        self._replica: Replica | None = None
         self._main_thread = threading.get_ident()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -58,12 +48,12 @@ class SignalWatcher:
             signal.signal(number, lambda _number, _frame: None)  # left to the watcher
         signal.signal(signal.SIGALRM, self._abandon)
 
-    def watch(self, replica: Drainable) -> None:
+    def watch(self, replica: Replica) -> None:
         """Start watching; a signal that came before is seen now."""
         self._replica = replica
         threading.Thread(target=self._watch, args=(replica,), name="signal-watcher", daemon=True).start()
 
-    def _watch(self, replica: Drainable) -> None:
+    def _watch(self, replica: Replica) -> None:
         while self._reader.recv(1)[0] not in STOP_SIGNALS:
             pass
         replica.begin_drain()

@@ -231,7 +231,7 @@ class Replica:
         self._told_to_stop.wait(self._settings.linger_s)
 
     def in_request(self) -> bool:
-        """Whether a request is in flight."""
+        """Whether a request is in flight, and may be abandoned."""
         return self._metrics.in_flight > 0
 
     def _describe(self, workload: Workload) -> None:

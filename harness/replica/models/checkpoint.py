@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
 from harness.replica.errors import CannotBeMetError
@@ -22,58 +22,51 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _NAMED_AT_MOST = 4
 
 M = TypeVar("M", bound=nn.Module)
-S = TypeVar("S", bound=Any)
-"""A frozen dataclass of a model's numbers."""
+Number = Annotated[int, Field(gt=0, strict=True)]
 
 
-def build(make_model: Callable[[], M], settings: Settings, device: torch.device) -> M:
-    """Return the model on ``device`` in the settings' precision, ready for inference.
+class ModelShape(BaseModel):
+    """The numbers of one model size; an alias is what ``config.json`` calls one."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True)
+
+
+S = TypeVar("S", bound=ModelShape)
+
+
+def build(make_model: Callable[[], M], settings: Settings, device: torch.device, *, training: bool = False) -> M:
+    """Return the model on ``device``: ready for inference in the settings' precision, or ready to be trained in fp32.
 
     ``make_model`` makes it of the layers of ``harness.replica.models.layers``. Raises CannotBeMetError when the
     checkpoint is not one of this model.
     """
-    model = _filled(make_model, settings)
+    with torch.no_grad():
+        model = make_model()
+        if settings.checkpoint:
+            _load_into(model, read_state(settings.checkpoint), settings.checkpoint)
+        else:
+            fill_randomly(model, settings.seed)
+    if training:
+        return model.train().to(device)
     return model.eval().requires_grad_(requires_grad=False).to(device=device, dtype=DTYPES[settings.precision])
 
 
-def build_for_training(make_model: Callable[[], M], settings: Settings, device: torch.device) -> M:
-    """Return the model on ``device`` with fp32 weights, ready to be trained. Raises as ``build`` does."""
-    return _filled(make_model, settings).train().to(device)
-
-
-@torch.no_grad()
-def _filled(make_model: Callable[[], M], settings: Settings) -> M:
-    model = make_model()
-    if settings.checkpoint:
-        _load_into(model, read_state(settings.checkpoint), settings.checkpoint)
-    else:
-        fill_randomly(model, settings.seed)
-    return model
-
-
-def shape_of(settings: Settings, sizes: Mapping[str, S], names: Mapping[str, str], default: str = "base") -> S:
+def shape_of(settings: Settings, sizes: Mapping[str, S]) -> S:
     """Return the numbers of the ``model_size`` asked for, or of the checkpoint's ``config.json`` where there is one.
 
-    Args:
-        names: what ``config.json`` calls a field; classes are those that its ``id2label`` lists.
-
-    Raises:
-        CannotBeMetError: ``config.json`` cannot be read, or says something else than positive whole numbers.
+    Raises CannotBeMetError when ``config.json`` cannot be read, or says something else than positive whole numbers.
     """
-    shape = settings.choice_of("model_size", sizes, default)
-    config = _read_config(settings.checkpoint)
-    changes: dict[str, Any] = {}
-    for field, name in names.items():
-        if name in config:
-            value, several = config[name], isinstance(getattr(shape, field), tuple)
-            numbers = value if several and isinstance(value, list) else [value]
-            if isinstance(value, list) != several or not all(type(number) is int and number > 0 for number in numbers):
-                wanted = "positive whole numbers are" if several else "a positive whole number is"
-                raise CannotBeMetError(f"CHECKPOINT: config.json says {name} = {value!r}; {wanted} needed.")
-            changes[field] = tuple(value) if several else value
-    if isinstance(labels := config.get("id2label"), dict) and hasattr(shape, "classes"):
-        changes["classes"] = len(labels)
-    return dataclasses.replace(shape, **changes)
+    shape = settings.choice_of("model_size", sizes, "base")
+    config = dict(_read_config(settings.checkpoint))
+    if isinstance(labels := config.get("id2label"), dict):
+        config["classes"] = len(labels)
+    try:
+        return type(shape).model_validate({**shape.model_dump(), **config})
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        raise CannotBeMetError(
+            f"CHECKPOINT: config.json says {name} = {config.get(name)!r}; positive whole numbers are needed."
+        ) from None
 
 
 def _read_config(source: Path | None) -> Mapping[str, Any]:

@@ -6,12 +6,12 @@ library's ``DistilBertForSequenceClassification``, whose checkpoints load as the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from harness.replica.models import checkpoint, execution
+from harness.replica.models.checkpoint import ModelShape, Number
 from harness.replica.models.fp8 import use_fp8
 from harness.replica.models.layers import Attention, Embedding, Linear, named
 from harness.replica.models.training import LabelledBatch, Training, check
@@ -23,31 +23,22 @@ CLASS_WORDS = 20
 _CLASS_WORD_SHARE = 1 / 2
 
 
-@dataclass(frozen=True, slots=True)
-class BertShape:
+class BertShape(ModelShape):
     """The numbers of one model size."""
 
-    width: int
-    hidden: int
-    heads: int
-    layers: int
-    vocabulary: int
-    positions: int
-    classes: int
+    width: Number = Field(validation_alias="dim")
+    hidden: Number = Field(validation_alias="hidden_dim")
+    heads: Number = Field(validation_alias="n_heads")
+    layers: Number = Field(validation_alias="n_layers")
+    vocabulary: Number = Field(validation_alias="vocab_size")
+    positions: Number = Field(validation_alias="max_position_embeddings")
+    classes: Number = 2
 
 
 SIZES = {
-    "base": BertShape(width=768, hidden=3072, heads=12, layers=6, vocabulary=30_522, positions=512, classes=2),
+    "base": BertShape(width=768, hidden=3072, heads=12, layers=6, vocabulary=30_522, positions=512),
     # For tests and quick starts: the same code at a thousandth of the work.
-    "tiny": BertShape(width=32, hidden=64, heads=2, layers=2, vocabulary=1000, positions=512, classes=2),
-}
-_CONFIG_NAMES = {
-    "width": "dim",
-    "hidden": "hidden_dim",
-    "heads": "n_heads",
-    "layers": "n_layers",
-    "vocabulary": "vocab_size",
-    "positions": "max_position_embeddings",
+    "tiny": BertShape(width=32, hidden=64, heads=2, layers=2, vocabulary=1000, positions=512),
 }
 _ATTENTION = {"query": "q_lin", "key": "k_lin", "value": "v_lin", "out": "out_lin"}
 
@@ -104,7 +95,7 @@ class DistilBert(nn.Module):
 
 def _sizes(settings: Settings) -> tuple[BertShape, int]:
     """The model's numbers, and how long a text is. Raises SettingError when that is longer than the model can read."""
-    shape = checkpoint.shape_of(settings, SIZES, _CONFIG_NAMES)
+    shape = checkpoint.shape_of(settings, SIZES)
     return shape, settings.whole("tokens", 128, 1, shape.positions)
 
 
@@ -136,7 +127,7 @@ def make_training(settings: Settings) -> Training:
     check(settings)
     shape, tokens = _sizes(settings)
     device = execution.prepare_device(settings)
-    model = checkpoint.build_for_training(lambda: DistilBert(shape), settings, device)
+    model = checkpoint.build(lambda: DistilBert(shape), settings, device, training=True)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=settings.number("learning_rate", 5e-5),

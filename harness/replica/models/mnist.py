@@ -204,7 +204,7 @@ class ImageTraining(Training):
     """Steps over all images, in whole batches, and an evaluation on those held out; ``ranks`` processes train on a batch each, in turn."""
 
     def __init__(self, settings: Settings, device: torch.device, *, rank: int = 0, ranks: int = 1) -> None:
-        model = checkpoint.build_for_training(lambda: network(settings), settings, device)
+        model = checkpoint.build(lambda: network(settings), settings, device, training=True)
         optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.number("learning_rate", 3e-3),

@@ -7,30 +7,30 @@ CIFAR-10's shape, 32 x 32 pixels of 10 classes (23,528,522 parameters), by stoch
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, fp8, image_input
+from harness.replica.models.checkpoint import ModelShape, Number
 from harness.replica.models.layers import Conv2d, FoldedConvolution, Linear, named, replace
 from harness.replica.models.training import LabelledBatch, Training, check
 from harness.replica.settings import Settings
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ResNetShape:
+class ResNetShape(ModelShape):
     """The numbers of one model size."""
 
-    stem: int
-    widths: tuple[int, ...]
-    depths: tuple[int, ...]
-    classes: int
-    image_pixels: int
+    stem: Number = Field(validation_alias="embedding_size")
+    widths: tuple[Number, ...] = Field(validation_alias="hidden_sizes")
+    depths: tuple[Number, ...]
+    classes: Number
+    image_pixels: Number
 
 
 SIZES = {
@@ -38,8 +38,7 @@ SIZES = {
     # For tests and quick starts: the same code at a thousandth of the work.
     "tiny": ResNetShape(stem=8, widths=(16, 32), depths=(1, 1), classes=10, image_pixels=32),
 }
-TRAINING_SIZES = {name: dataclasses.replace(shape, classes=10, image_pixels=32) for name, shape in SIZES.items()}
-_CONFIG_NAMES = {"stem": "embedding_size", "widths": "hidden_sizes", "depths": "depths"}
+TRAINING_SIZES = {name: shape.model_copy(update={"classes": 10, "image_pixels": 32}) for name, shape in SIZES.items()}
 _PATTERN_PIXELS = 8
 _MOMENTUM = 0.9
 _WEIGHT_DECAY = 5e-4
@@ -153,7 +152,7 @@ class ResNet50(execution.Classifier):
     """Classifies synthetic images, one batch a request."""
 
     def __init__(self, settings: Settings) -> None:
-        shape = checkpoint.shape_of(settings, SIZES, _CONFIG_NAMES)
+        shape = checkpoint.shape_of(settings, SIZES)
         device, layout = execution.prepare_device(settings), _layout(settings)
         in_fp8 = fp8.wants_fp8_convolutions(settings, device)
         torch.backends.cudnn.benchmark = settings.option("cudnn_benchmark", default=False)
@@ -259,9 +258,9 @@ def labelled_images(images: int, patterns: Tensor, generator: torch.Generator) -
 def make_training(settings: Settings) -> Training:
     """Make the workload that trains."""
     check(settings)
-    shape = checkpoint.shape_of(settings, TRAINING_SIZES, _CONFIG_NAMES)
+    shape = checkpoint.shape_of(settings, TRAINING_SIZES)
     device, layout = execution.prepare_device(settings), _layout(settings)
-    model = checkpoint.build_for_training(lambda: ResNet(shape), settings, device)
+    model = checkpoint.build(lambda: ResNet(shape), settings, device, training=True)
     model.to(memory_format=layout)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.number("learning_rate", 0.05), momentum=_MOMENTUM, weight_decay=_WEIGHT_DECAY

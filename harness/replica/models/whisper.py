@@ -9,16 +9,17 @@ size, so that the same code runs eagerly, compiled and as CUDA graphs.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from typing import cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from harness.replica.models import checkpoint, execution
+from harness.replica.models.checkpoint import ModelShape, Number
 from harness.replica.models.layers import Attention, Conv1d, Embedding, Linear
 from harness.replica.settings import Settings
 
@@ -39,37 +40,36 @@ _MULTILINGUAL_PROMPT = (50_258, 50_259, 50_359, 50_363)
 _MULTILINGUAL_VOCABULARY = 51_865
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WhisperShape:
+class WhisperShape(ModelShape):
     """The numbers of one model size."""
 
-    width: int
-    hidden: int
-    heads: int
-    layers: int
-    vocabulary: int
-    bands: int
-    positions: int
+    width: Number = Field(validation_alias="d_model")
+    hidden: Number = Field(validation_alias="encoder_ffn_dim")
+    heads: Number = Field(validation_alias="encoder_attention_heads")
+    layers: Number = Field(validation_alias="encoder_layers")
+    vocabulary: Number = Field(validation_alias="vocab_size")
+    bands: Number = Field(validation_alias="num_mel_bins", default=80)
+    positions: Number = Field(validation_alias="max_target_positions")
     prompt: tuple[int, ...]
-    end_token: int
-    start_token: int | None = None
+    end_token: int = Field(validation_alias="eos_token_id", ge=0, strict=True)
+    start_token: Number | None = Field(validation_alias="decoder_start_token_id", default=None)
 
 
 SIZES = {
-    "base": WhisperShape(512, 2048, 8, 6, _MULTILINGUAL_VOCABULARY, 80, 448, _MULTILINGUAL_PROMPT, end_token=50_257),
+    "base": WhisperShape(
+        width=512,
+        hidden=2048,
+        heads=8,
+        layers=6,
+        vocabulary=_MULTILINGUAL_VOCABULARY,
+        positions=448,
+        prompt=_MULTILINGUAL_PROMPT,
+        end_token=50_257,
+    ),
     # For tests and quick starts: the same code at a thousandth of the work; no size of the published models.
-    "tiny": WhisperShape(32, 64, 2, 2, vocabulary=1000, bands=80, positions=64, prompt=(1, 2, 3, 4), end_token=0),
-}
-_CONFIG_NAMES = {
-    "width": "d_model",
-    "hidden": "encoder_ffn_dim",
-    "heads": "encoder_attention_heads",
-    "layers": "encoder_layers",
-    "vocabulary": "vocab_size",
-    "bands": "num_mel_bins",
-    "positions": "max_target_positions",
-    "start_token": "decoder_start_token_id",
-    "end_token": "eos_token_id",
+    "tiny": WhisperShape(
+        width=32, hidden=64, heads=2, layers=2, vocabulary=1000, positions=64, prompt=(1, 2, 3, 4), end_token=0
+    ),
 }
 _ATTENTION = {"key": "k_proj", "value": "v_proj", "query": "q_proj", "out": "out_proj"}
 
@@ -263,9 +263,9 @@ def synthetic_speech(batch_size: int, duration_s: int, generator: torch.Generato
 
 def _shape(settings: Settings) -> WhisperShape:
     """A checkpoint of another vocabulary, or of one language, begins its text with its own start token alone."""
-    shape = checkpoint.shape_of(settings, SIZES, _CONFIG_NAMES)
+    shape = checkpoint.shape_of(settings, SIZES)
     if shape.start_token and shape.vocabulary != _MULTILINGUAL_VOCABULARY:
-        return dataclasses.replace(shape, prompt=(shape.start_token,))
+        return shape.model_copy(update={"prompt": (shape.start_token,)})
     return shape
 
 
