@@ -59,12 +59,7 @@ class CgroupCounters:
 
 
 class Cgroup:
-    """The control groups of one process, as they are at each reading.
-
-    Args:
-        pid: of the process.
-        proc: where the kernel shows processes; another one in tests.
-    """
+    """The control groups of one process, as they are at each reading."""
 
     def __init__(self, pid: int | str = "self", *, proc: Path = Path("/proc")) -> None:
         self._process = proc / str(pid)

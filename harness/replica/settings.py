@@ -24,10 +24,7 @@ _SERVER = "harness.replica.engine.workload:make"
 class Settings:
     """What one replica runs, flat, for workloads of anybody's own, too; what each of it means says ``harness.spec.replica``.
 
-    Attributes:
-        workload: built-in name, or ``module:factory``.
-        torch_threads: CPU threads; None: torch's own choice.
-        replica: index; it varies the synthetic inputs, never the weights.
+    ``replica`` is an index; it varies the synthetic inputs, never the weights.
     """
 
     workload: str = "resnet50"
@@ -123,10 +120,9 @@ class ReadSettings(Settings):
         return super().__getattribute__(name)
 
     def ignored(self, described: Mapping[str, object]) -> dict[str, object]:
-        """Facts for ``replica.json``: settings that were given and had no effect, and nothing said of what nobody knows.
+        """Facts for ``replica.json``: settings that were given and had no effect, and null for what nobody knows.
 
-        Args:
-            described: what the workload says that it runs; it has the last word.
+        What the workload ``described`` as running has the last word.
         """
         given, read = self._given, self._read | ({"batch_size"} if self._given.scenario else set())
         ignored = [

@@ -170,11 +170,7 @@ def _error_of(code: int) -> WorkloadError:
 
 
 def live(join: Callable[[Settings, int], Callable[[], object]]) -> NoReturn:
-    """Be the second process until the replica is gone.
-
-    Args:
-        join: takes the replica's settings and the port where both meet, and returns what does a step.
-    """
+    """Be the second process until the replica is gone; ``join`` meets it at the port, and returns what does a step."""
     # In the middle of a step nobody reads the pipe: the kernel kills this process when its parent ends.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # it died before the line above

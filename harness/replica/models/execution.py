@@ -159,13 +159,8 @@ def compiled(forward: Step) -> Step:
 class Captured:
     """One recorded call: no Python and no launch per kernel is left.
 
-    A graph knows only addresses, so ``forward`` is kept, and with it the weights and buffers that it works on.
-
-    Args:
-        forward: what to record; it is run a few times first, and its work of those times is done.
-        examples: tensors of exactly the shapes to come.
-        device: a GPU.
-        training: ``forward`` computes gradients.
+    A graph knows only addresses, so ``forward`` is kept, and with it the weights and buffers that it works on. It is run a few
+    times first on ``examples``, tensors of exactly the shapes to come, and its work of those times is done.
     """
 
     def __init__(
@@ -199,11 +194,7 @@ class Captured:
 
 
 class Served:
-    """A model that answers one batch of its pool a request, in turn.
-
-    Args:
-        facts: for ``replica.json``; those of ``describe``, and more.
-    """
+    """A model that answers one batch of its pool a request, in turn; ``facts`` are those of ``describe``, and more."""
 
     def __init__(
         self,

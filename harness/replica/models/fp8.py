@@ -148,11 +148,9 @@ def to_fp8(x: Tensor) -> Tensor:
 
 
 def use_fp8(model: nn.Module, settings: Settings, device: torch.device) -> int:
-    """Put every matrix of ``model`` that FP8 can hold into it; returns how many. Raises where it cannot be computed.
+    """Put every matrix of ``model`` that FP8 can hold into it; returns how many.
 
-    Raises:
-        SettingError: the precision of everything else is fp32.
-        CannotBeMetError: the GPU is older than FP8.
+    Raises SettingError where everything else is fp32, and CannotBeMetError where the GPU is older than FP8.
     """
     if settings.precision == "fp32":
         raise SettingError("WORKLOAD_OPTIONS: fp8 goes with PRECISION fp16 or bf16, of all that is no matrix.")
@@ -169,9 +167,7 @@ def use_fp8(model: nn.Module, settings: Settings, device: torch.device) -> int:
 def wants_fp8_convolutions(settings: Settings, device: torch.device) -> bool:
     """Whether the options ask for them.
 
-    Raises:
-        SettingError: with other settings that they do not go with.
-        CannotBeMetError: this GPU, or what is installed, cannot compute them.
+    Raises SettingError where they do not go with others, and CannotBeMetError where GPU or libraries cannot compute them.
     """
     if not settings.option("fp8", default=False):
         return False

@@ -34,11 +34,9 @@ Decode = Callable[[Sequence[Tensor]], Tensor]
 
 
 class FromBytes(nn.Module):
-    """Bytes [B, H, W, 3] -> normalised numbers [B, 3, pixels, pixels].
+    """Bytes [B, H, W, 3] -> normalised numbers [B, 3, pixels, pixels]; images of another size are resized, bilinear.
 
-    Args:
-        pixels: height and width that the model takes; other images are resized, bilinear.
-        layout: of the result in memory; channels last costs nothing, as the bytes lie so.
+    The result lies in memory in ``layout``; channels last costs nothing, as the bytes lie so.
     """
 
     scale: Tensor
@@ -60,12 +58,7 @@ class FromBytes(nn.Module):
 
 
 class Jpegs:
-    """A batch of JPEG files in the place of its bytes.
-
-    Args:
-        files: each uint8 [bytes] in host memory; all of images of one size.
-        shape: of what they decode to, [B, H, W, 3].
-    """
+    """A batch of JPEG files, each uint8 [bytes] in host memory, in the place of the bytes [B, H, W, 3] that they decode to."""
 
     def __init__(self, files: Sequence[Tensor], shape: Sequence[int], decode: Decode) -> None:
         self.files = files
@@ -97,8 +90,7 @@ def encoded(images: Tensor, decode: Decode) -> Jpegs:
 def decoder(device: torch.device) -> Decode:
     """Return what decodes for a device.
 
-    Raises:
-        CannotBeMetError: for a GPU nvJPEG is reached through torchvision, which is not here, is of another torch, or is built without it.
+    Raises CannotBeMetError where torchvision, through which nvJPEG is reached, is not here, of another torch, or without it.
     """
     if device.type != "cuda":
         return _by_pillow
@@ -234,8 +226,7 @@ class AwaitedClasses:
     def begin(self, step: Step, inputs: int) -> Callable[[], Tensor]:
         """Begin to compute the logits [B, classes] of the next batch.
 
-        Returns:
-            What waits for its classes [B] on the host, which are overwritten by the second batch after it.
+        Returns what waits for its classes [B] on the host, which are overwritten by the second batch after it.
         """
         classes, there = next(self._buffers)
         computed = self._source.through(step, inputs).argmax(-1)

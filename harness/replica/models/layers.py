@@ -78,8 +78,7 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = No
 class Attention(nn.Module):
     """Multi-head attention in two steps, since keys and values may outlive a call.
 
-    Args:
-        names: what checkpoints call the matrices ``query``, ``key``, ``value`` and ``out``, in the order of their weights.
+    ``names``: what checkpoints call the matrices ``query``, ``key``, ``value`` and ``out``, in the order of their weights.
     """
 
     def __init__(self, width: int, heads: int, names: Mapping[str, str], *, key_bias: bool = True) -> None:
@@ -104,13 +103,10 @@ class Attention(nn.Module):
 
 
 class FoldedConvolution(nn.Module):
-    """A convolution and the normalisation after it as one convolution with a bias, for inference.
+    """A convolution (without a bias) and the normalisation after it as one convolution with a bias, for inference.
 
-    Args:
-        convolution: without a bias.
-        normalization: in its evaluation mode: what it has counted stays.
-        fuse: on a GPU, have cuDNN add what ``relu`` adds and apply the ReLU in the same kernel, where it has such a one.
-        activates: a call ends with a ReLU.
+    ``fuse``: on a GPU, have cuDNN add what ``relu`` adds and apply the ReLU in the same kernel, where it has such a one.
+    ``activates``: a call ends with a ReLU.
     """
 
     def __init__(

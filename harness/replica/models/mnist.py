@@ -79,14 +79,9 @@ def network(settings: Settings) -> SmallNet:
 
 
 class LabelledImages:
-    """Images [N, channels, height, width] of bytes and their labels [N], on the host.
+    """Images [N, channels, height, width] of bytes and their labels [N], on the host: made, or read from IDX files.
 
-    Args:
-        settings: options ``image_shape``; ``samples``, 0 for all; and ``images`` and ``labels``, IDX files, which may end in ``.gz``.
-
-    Raises:
-        SettingError: one file is given without the other.
-        CannotBeMetError: a file is no IDX file of such images or labels.
+    Raises SettingError where one file is given without the other, and CannotBeMetError for a file of something else.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -35,11 +35,7 @@ def check(settings: Settings) -> None:
 
 
 class Training:
-    """Steps over a pool of labelled batches, in turn.
-
-    Args:
-        model: in training mode, on the device; inputs [B, ...] -> logits [B, classes].
-    """
+    """Steps over a pool of labelled batches, in turn; the model, in training mode, maps [B, ...] to logits [B, classes]."""
 
     def __init__(
         self,
