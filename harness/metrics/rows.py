@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from harness.errors import UsageError
 from harness.metrics.promql_math import to_ms
@@ -87,23 +87,13 @@ class MetricColumn:
     values: Sequence[float]
     reasons: Sequence[str]
 
-    def row(self, place: int, time_s: float) -> MetricRow:
-        """The value at one grid time."""
-        reason = self.reasons[place]
-        return MetricRow(self.metric, self.series, time_s, None if reason else self.values[place], reason)
-
 
 class RowSink(Protocol):
-    """Takes the rows of one grid time at once; must not hold them."""
+    """Takes the rows of one grid time at once, or whole columns, which is much faster; must not hold them."""
 
     def write(self, rows: Iterable[MetricRow]) -> None:
         """Write the rows. Raises StorageError when they cannot be written."""
         ...
-
-
-@runtime_checkable
-class ColumnSink(RowSink, Protocol):
-    """Takes many grid times at once, too, which is much faster."""
 
     def write_columns(self, times_s: Sequence[float], columns: Sequence[MetricColumn]) -> None:
         """Write what ``write`` would, called with the rows of all columns for one grid time after another.

@@ -14,7 +14,7 @@ from harness.metrics.catalogue import Source
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import ACTIVITY, GpuUsage
 from harness.metrics.recorder import Sources
-from harness.metrics.rows import MetricRow, Missing
+from harness.metrics.rows import MetricColumn, MetricRow, Missing
 from harness.metrics.scrape import ReplicaSample
 
 BOUNDS = np.array([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, np.inf])
@@ -148,6 +148,14 @@ class RowList:
     def write(self, rows: Iterable[MetricRow]) -> None:
         """Keep them."""
         self.rows += rows
+
+    def write_columns(self, times_s: Sequence[float], columns: Sequence[MetricColumn]) -> None:
+        """Keep them, too."""
+        for place, time_s in enumerate(times_s):
+            for column in columns:
+                reason = column.reasons[place]
+                value = None if reason else column.values[place]
+                self.rows.append(MetricRow(column.metric, column.series, time_s, value, reason))
 
     def series(self, metric: str, series: str) -> list[MetricRow]:
         """The rows of one series, in order."""

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.clock import Clock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import PROCESS_SOURCES, Kind, Level, Metric
-from harness.metrics.prometheus.client import MAX_POINTS, PrometheusServer, QueryAnswer, SampledSeries
+from harness.metrics.prometheus.client import PrometheusServer, QueryAnswer, SampledSeries
 from harness.metrics.prometheus.series import (
     ALL_NODES,
     NO_SAMPLE,
@@ -46,7 +45,6 @@ from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.rows import (
     NO_REPLICA,
     POOLED,
-    ColumnSink,
     MetricColumn,
     MetricSummary,
     RowSink,
@@ -92,8 +90,6 @@ def export(
     sink: RowSink,
     replicas: Sequence[str] | None = None,
     neighbours: Sequence[ReplicaGroup] = (),
-    clock: Clock | None = None,
-    chunk_rows: int = MAX_POINTS,
     pool: ThreadPoolExecutor | None = None,
 ) -> ExportSummary:
     """Export ``rows`` rows of every series.
@@ -102,8 +98,6 @@ def export(
         start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
         replicas: label values in the order of ``replica-0``...; None: those that the server has, sorted.
         neighbours: their replicas get series of their own.
-        clock: to wait until the last row's scrapes are stored; None: they are.
-        chunk_rows: rows asked for at once.
         pool: of ``query_pool``, which several exports share; None: one of its own.
 
     Raises:
@@ -112,10 +106,8 @@ def export(
         StorageError: the sink cannot write.
     """
     grid = ExportGrid(grid_ms(start_s, step_s), to_ms(step_s), to_ms(window_s), rows)
-    if clock is not None:
-        clock.wait_until(grid.end_ms / MS_PER_S + step_s)
     with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
-        chunks = list(grid.chunks(chunk_rows))
+        chunks = list(grid.chunks())
         whole = len(chunks) == 1
         groups = [ReplicaGroup("", dialect, replicas), *neighbours]
         exports = [_Export(server, queries, metrics, group, grid, in_one=whole) for group in groups]
@@ -146,7 +138,7 @@ def _results(pending: Mapping[str, Future[list[SampledSeries]]]) -> dict[str, li
 def _write(
     exports: Sequence[_Export], metrics: Sequence[Metric], grid: ExportGrid, chunks: Sequence[ExportGrid], sink: RowSink
 ) -> ExportSummary:
-    """Write every chunk: metric by metric as answers come where the sink can, else grid time by grid time.
+    """Write every chunk, metric by metric as answers come.
 
     Args:
         exports: of the measured replicas, then of each neighbour.
@@ -158,20 +150,13 @@ def _write(
     for chunk in chunks:
         times_s = (chunk.times_ms() / MS_PER_S).tolist()
         answers = [(part, part.ask(chunk)) for part in exports]
-        by_metric: dict[str, list[MetricColumn]] = {}
         for metric in order:
             columns = [
                 column for part, columns_of in answers if part.records(metric, present) for column in columns_of(metric)
             ]
             for answer in columns:
                 statistics.add_column(answer)
-            if isinstance(sink, ColumnSink):
-                sink.write_columns(times_s, columns)
-            else:
-                by_metric[metric.name] = columns
-        ordered = [answer for metric in metrics for answer in by_metric.get(metric.name, ())]
-        for place, time_s in enumerate(times_s if ordered else ()):
-            sink.write([answer.row(place, time_s) for answer in ordered])
+            sink.write_columns(times_s, columns)
     return ExportSummary(
         start_s=grid.start_ms / MS_PER_S,
         end_s=grid.end_ms / MS_PER_S,

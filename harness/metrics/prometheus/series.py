@@ -208,10 +208,10 @@ class ExportGrid:
         """Every grid time; shape (rows,)."""
         return self.start_ms + self.step_ms * np.arange(self.rows, dtype=np.int64)
 
-    def chunks(self, limit: int = MAX_POINTS) -> Iterator[ExportGrid]:
-        """Consecutive grids of at most ``limit`` rows, without gap or duplicate."""
-        for first in range(0, self.rows, limit):
-            rows = min(limit, self.rows - first)
+    def chunks(self) -> Iterator[ExportGrid]:
+        """Consecutive grids of at most ``MAX_POINTS`` rows, without gap or duplicate."""
+        for first in range(0, self.rows, MAX_POINTS):
+            rows = min(MAX_POINTS, self.rows - first)
             yield ExportGrid(self.start_ms + first * self.step_ms, self.step_ms, self.window_ms, rows)
 
 

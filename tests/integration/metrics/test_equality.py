@@ -160,6 +160,7 @@ def record_and_export(replicas, server, job):
         replicas, metrics=[*select(METRICS), *EDGES], step_s=STEP_S, window_s=WINDOW_S, sink=recorded, clock=clock
     )
     recorder.record(start_s, ROWS)
+    clock.wait_until(start_s + ROWS * STEP_S)  # until the last row's scrapes are stored
     summary = export(
         server,
         metrics=select(METRICS),
@@ -170,7 +171,6 @@ def record_and_export(replicas, server, job):
         window_s=WINDOW_S,
         sink=exported,
         replicas=[str(index) for index in range(REPLICAS)],
-        clock=clock,
     )
     assert summary.absent == {}
     return recorded, exported, start_s

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.prometheus import series as series_module
 from harness.metrics.prometheus.client import QueryAnswer, SampledSeries
 from harness.metrics.prometheus.series import (
     CountedTotal,
@@ -91,9 +92,10 @@ def test_series_are_grouped_by_the_replicas_label():
     assert {key: len(group) for key, group in groups.items()} == {("a",): 2, ("b",): 1, ("",): 1}
 
 
-def test_chunks_cover_the_grid_once():
+def test_chunks_cover_the_grid_once(monkeypatch):
+    monkeypatch.setattr(series_module, "MAX_POINTS", 10)
     grid = ExportGrid(5000, 100, 400, 25)
-    chunks = list(grid.chunks(10))
+    chunks = list(grid.chunks())
     assert [chunk.rows for chunk in chunks] == [10, 10, 5]
     assert np.concatenate([chunk.times_ms() for chunk in chunks]).tolist() == grid.times_ms().tolist()
     assert grid.end_ms == 5000 + 24 * 100 == chunks[-1].end_ms
