@@ -27,10 +27,26 @@ def answer(result, **more):
 
 
 @contextlib.contextmanager
+def served_by(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Quiet(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@contextlib.contextmanager
 def serving(body, status=200, delay_s=0.0, meeting=None):
     seen = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet):
         def do_GET(self):
             seen.append((urlsplit(self.path).path, parse_qs(urlsplit(self.path).query), dict(self.headers)))
             time.sleep(delay_s)
@@ -42,16 +58,8 @@ def serving(body, status=200, delay_s=0.0, meeting=None):
                 self.end_headers()
                 self.wfile.write(body.encode())
 
-        def log_message(self, *_):
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served_by(Handler) as url:
+        yield url, seen
 
 
 def ask(url, timeout_s=2.0, **options):
@@ -175,7 +183,7 @@ def test_an_export_from_a_server_that_hangs_ends_after_one_timeout():
 
 @pytest.mark.parametrize("in_headers", [False, True])
 def test_the_whole_answer_has_to_be_there_in_time(in_headers):
-    class Dripping(BaseHTTPRequestHandler):
+    class Dripping(Quiet):
         def do_GET(self):
             with contextlib.suppress(OSError):
                 self.send_response(200)
@@ -187,17 +195,8 @@ def test_the_whole_answer_has_to_be_there_in_time(in_headers):
                 while self.wfile.write(b"x"):  # until the client hangs up
                     time.sleep(0.02)
 
-        def log_message(self, *_):
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        with pytest.raises(PrometheusError, match=r"did not answer within 0\.2 s"):
-            ask(f"http://127.0.0.1:{server.server_port}", timeout_s=0.2)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served_by(Dripping) as url, pytest.raises(PrometheusError, match=r"did not answer within 0\.2 s"):
+        ask(url, timeout_s=0.2)
 
 
 def test_an_answer_that_would_fill_the_memory_is_refused(monkeypatch):

@@ -85,20 +85,22 @@ def test_a_process_that_ended_is_missing_even_as_a_zombie(spawn):
     assert ProcessTrees([process.pid]).read() == [Missing("the replica's process has ended")]
 
 
+def test_a_process_whose_memory_the_kernel_has_taken_already_has_ended(monkeypatch):
+    trees = ProcessTrees([os.getpid()])
+    monkeypatch.setattr("harness.metrics.machine._usage", lambda _process: (1.0, 0.0))
+
+    assert isinstance(trees.read()[0], Missing)
+
+
 def pressure_files(folder, text="some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0 total=1\n"):
     for name in ("cpu", "memory", "io"):
         (folder / name).write_text(text)
     return KernelPressure(folder)
 
 
-def test_pressure_is_read_in_seconds(tmp_path):
-    pressure = pressure_files(tmp_path)
-    for source in PRESSURE_SOURCES:
-        assert pressure.read(source) == 2.5
-
-
-def test_no_pressure_no_number(tmp_path):
+def test_pressure_is_read_in_seconds_or_is_missing_with_the_reason(tmp_path):
     assert "boot with psi=1" in KernelPressure(tmp_path).read(Source.CPU_PRESSURE).reason
+    assert {pressure_files(tmp_path).read(source) for source in PRESSURE_SOURCES} == {2.5}
     assert "no line `some`" in pressure_files(tmp_path, "\n").read(Source.IO_PRESSURE).reason
 
 
@@ -232,28 +234,20 @@ def test_what_the_processors_did_is_told_from_reading_to_reading():
         assert activity["pcie_received_bytes_per_s"] == pytest.approx(21.01 * 2**20, rel=1e-5)
         assert activity["nvlink_sent_bytes_per_s"] == pytest.approx(61.01 * 2**20, rel=1e-5)
     gpus.close()
+    NvmlGpus(library).read()  # who reads no activity keeps no samples of it
     assert library.samples == 0
 
 
-def test_an_activity_has_the_digits_that_its_counters_can_tell():
+@pytest.mark.parametrize(
+    ("metric_id", "value"),
+    # Six digits, as many as the counters can tell; the double adds 0.01 to each.
+    [(8.422458806165011, 8.43246), (math.nan, Missing("NVML: no number"))],
+)
+def test_an_activity_has_the_digits_that_its_counters_can_tell_or_is_missing(metric_id, value):
     library = FakeNvml(devices=1)
-    library.NVML_GPM_METRIC_SM_UTIL = 8.422458806165011
+    library.NVML_GPM_METRIC_SM_UTIL = metric_id
     activity = NvmlGpus(library, activity=True).read_telemetry()[0]
-    assert activity["sm_active_percent"] == 8.43246  # the double adds 0.01 to each
-
-
-def test_an_activity_that_is_no_number_is_missing():
-    library = FakeNvml(devices=1)
-    library.NVML_GPM_METRIC_SM_UTIL = math.nan
-    activity = NvmlGpus(library, activity=True).read_telemetry()[0]
-    assert activity["sm_active_percent"] == Missing("NVML: no number")
-    assert activity["tensor_active_percent"] == 5.01
-
-
-def test_who_reads_no_activity_keeps_no_samples_of_it():
-    library = FakeNvml()
-    NvmlGpus(library).read()
-    assert library.samples == 0
+    assert (activity["sm_active_percent"], activity["tensor_active_percent"]) == (value, 5.01)
 
 
 def test_a_gpu_without_performance_monitoring_says_so():
@@ -276,17 +270,12 @@ def test_what_one_device_cannot_do_is_missing_and_the_rest_is_not():
         (FakeNvml(devices=0), "no GPU"),
     ],
 )
-def test_no_device_has_a_reason(library, reason):
+def test_no_device_has_a_reason_in_the_same_words_everywhere(library, reason):
     gpus = NvmlGpus(library)
     assert reason in gpus.absent
     assert (gpus.count, gpus.read(), gpus.read_telemetry()) == (0, [], [])
-
-
-@pytest.mark.parametrize("ask", [gpu_facts, gpu_descriptions])
-def test_why_there_is_no_gpu_is_said_in_the_same_words_everywhere(ask):
-    for error in ("NVML Shared Library Not Found", "Driver Not Loaded"):
-        library = FakeNvml(init_error=error)
-        assert ask(library) == ([], NvmlGpus(library).absent)
+    for ask in (gpu_facts, gpu_descriptions):
+        assert not library.init_error or ask(library) == ([], gpus.absent)
 
 
 @pytest.mark.parametrize(
@@ -299,17 +288,13 @@ def test_only_devices_that_the_replicas_see_are_read(monkeypatch, visible, utili
 
 
 @pytest.mark.parametrize(
-    ("used", "utilizations"), [(["GPU-11-aaaa"], [91]), (["GPU-00-aaaa", "GPU-11-aaaa"], [90, 91])]
+    ("used", "utilizations"), [(["GPU-11-aaaa"], [91]), (["GPU-00-aaaa", "GPU-11-aaaa"], [90, 91]), ([], [])]
 )
 def test_a_device_that_nobody_uses_is_not_read(used, utilizations):
     gpus = NvmlGpus(FakeNvml(), used=used, activity=True)
     assert [usage.gauges["utilization_percent"] for usage in gpus.read()] == utilizations
     assert len(gpus.read_telemetry()) == gpus.count == len(utilizations)
-
-
-def test_where_nobody_uses_a_gpu_there_is_none_and_the_reason():
-    gpus = NvmlGpus(FakeNvml(), used=[])
-    assert (gpus.count, gpus.absent) == (0, "no GPU: no replica uses one")
+    assert gpus.absent == ("" if used else "no GPU: no replica uses one")
 
 
 def test_the_driver_is_let_go_once():
@@ -318,10 +303,3 @@ def test_the_driver_is_let_go_once():
     gpus.close()
     gpus.close()
     assert library.shut == 1
-
-
-def test_a_process_whose_memory_the_kernel_has_taken_already_has_ended(monkeypatch):
-    trees = ProcessTrees([os.getpid()])
-    monkeypatch.setattr("harness.metrics.machine._usage", lambda _process: (1.0, 0.0))
-
-    assert isinstance(trees.read()[0], Missing)

@@ -18,29 +18,26 @@ def rate(samples: list[tuple[int, float]], start_ms: int, end_ms: int) -> float:
     return float(result[0])
 
 
-def test_a_steady_counter_has_its_own_rate():
-    assert rate([(1000, 100), (2000, 110), (3000, 120), (4000, 130)], 0, 4000) == pytest.approx(10.0)
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        ([(1000, 100), (2000, 110), (3000, 120), (4000, 130)], 10.0),
+        # A reset: 100 to 110 is 10, then from zero to 5 and on to 15: 25 in 3 s, extrapolated by the step before the first sample.
+        ([(1000, 100), (2000, 110), (3000, 5), (4000, 15)], 25 * (4 / 3) / 4),
+        # Never below zero: 1 at the first sample, 10 a second: it was zero 0.1 s before, not a whole step before.
+        ([(1000, 1), (2000, 11), (3000, 21), (4000, 31)], 30 * (3.1 / 3) / 4),
+        # The window's last two scrapes are missing: 1 s of samples, 1 s before them, half an interval after.
+        ([(1000, 100), (2000, 110)], 10 * 2.5 / 4),
+    ],
+)
+def test_a_rate_is_extrapolated_to_the_windows_edges(samples, expected):
+    assert rate(samples, 0, 4000) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("phase_ms", [1, 250, 700, 999])
 def test_the_phase_of_the_scrapes_does_not_matter(phase_ms):
     samples = [(phase_ms + 1000 * k, 1000.0 + 7 * k) for k in range(4)]
     assert rate(samples, 0, 4000) == pytest.approx(7.0, rel=1e-12)
-
-
-def test_a_reset_counts_what_came_after_it():
-    # 100 to 110 is 10, then from zero to 5 and on to 15: 25 in 3 s, extrapolated by the step before the first sample.
-    assert rate([(1000, 100), (2000, 110), (3000, 5), (4000, 15)], 0, 4000) == pytest.approx(25 * (4 / 3) / 4)
-
-
-def test_a_counter_is_never_extrapolated_below_zero():
-    # 1 at the first sample, 10 a second: it was zero 0.1 s before, not a whole step before.
-    assert rate([(1000, 1), (2000, 11), (3000, 21), (4000, 31)], 0, 4000) == pytest.approx(30 * (3.1 / 3) / 4)
-
-
-def test_a_gap_at_an_edge_is_bridged_by_half_an_interval():
-    # The window's last two scrapes are missing: 1 s of samples, 1 s before them, half an interval after.
-    assert rate([(1000, 100), (2000, 110)], 0, 4000) == pytest.approx(10 * 2.5 / 4)
 
 
 def test_one_sample_has_no_rate():

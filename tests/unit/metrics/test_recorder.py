@@ -11,7 +11,7 @@ from harness.metrics.nvml import GAUGES
 from harness.metrics.recorder import Recorder
 from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.rows import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW, Missing
-from harness.metrics.scrape import ReplicaParser, ReplicaSample
+from harness.metrics.scrape import ReplicaParser
 from tests.support.fake_metrics import (
     BOUNDS,
     FakeGpus,
@@ -51,19 +51,28 @@ def served(per_scrape=10, latency_s=0.003):
     return lambda _replica, scrape: sample([latency_s] * (per_scrape * (scrape + 100)))
 
 
-def record(script, *, replicas=2, rows=6, metrics="all", clock=None, step_s=1.0, **sources):
-    sink = RowList()
-    targets = [ReplicaTarget(i, 1000 + i, "http://127.0.0.1:1/metrics") for i in range(replicas)]
+def record(script, *, replicas=2, rows=6, metrics="all", step_s=1.0, window_s=None, clock=None, **options):
+    """The summary and the sink; ``script`` is one for all replicas, or one for each."""
+    scripts = script if isinstance(script, list) else [script] * replicas
+    sink = options.pop("sink", None) or RowList()
+    fakes = {name: options.pop(name) for name in ("gpus", "pressure", "processes") if name in options}
+    sources = fake_sources(len(scripts), lambda replica, scrape: scripts[replica](replica, scrape), **fakes)
+    targets = options.pop("targets", None) or [target(index) for index in range(len(scripts))]
     recorder = Recorder(
         targets,
         metrics=select(metrics),
         step_s=step_s,
-        window_s=4 * step_s,
+        window_s=window_s or 4 * step_s,
         sink=sink,
         clock=clock or SlowClock(),
-        sources=fake_sources(replicas, script, **sources),
+        sources=options.pop("sources", sources),
+        **options,
     )
     return recorder.record(START_S, rows), sink
+
+
+def target(index, workload=""):
+    return ReplicaTarget(index, (2000 if workload else 1000) + index, "http://127.0.0.1:1/metrics", workload)
 
 
 def values(sink, metric, series):
@@ -84,16 +93,12 @@ def test_every_series_has_every_row_on_the_grid():
     assert (summary.rows, summary.start_s, summary.end_s, summary.stopped) == (6, START_S, START_S + 5, False)
 
 
-def test_row_zero_has_its_rates_already():
+def test_row_zero_has_its_rates_already_and_totals_begin_there():
     _, sink = record(served())
     assert values(sink, "throughput", "replica-0") == pytest.approx([10.0] * 6)
     assert values(sink, "throughput", "all") == pytest.approx([20.0] * 6)
     assert values(sink, "cpu_usage", "all") == pytest.approx([2.0] * 6)
     assert values(sink, "latency_avg", "all") == pytest.approx([0.003] * 6)
-
-
-def test_totals_begin_at_zero_and_count_up():
-    _, sink = record(served())
     assert values(sink, "total_count", "replica-1") == [0, 10, 20, 30, 40, 50]
     assert values(sink, "total_count", "all") == [0, 20, 40, 60, 80, 100]
 
@@ -216,13 +221,10 @@ def test_shares_of_time_are_of_the_time_that_really_passed_between_readings():
             return woken
 
     clock = LateEverySecondTick()
-    sources = fake_sources(1, served(), pressure=FakePressure(lambda *_: clock.now_s()))
-    sink = RowList()
-    recorder = Recorder(
-        [], metrics=select(["cpu_psi"]), step_s=0.25, window_s=0.5, sink=sink, clock=clock, sources=sources
-    )
-    recorder.record(START_S, 20)
-    assert [row.value for row in sink.series("cpu_psi", "node") if row.value is not None] == pytest.approx([100.0] * 20)
+    pressure = FakePressure(lambda *_: clock.now_s())
+    _, sink = record([], metrics=["cpu_psi"], rows=20, step_s=0.25, window_s=0.5, clock=clock, pressure=pressure)
+    found = [value for value in values(sink, "cpu_psi", "node") if value is not None]
+    assert found == pytest.approx([100.0] * 20)
 
 
 def test_gpu_memory_is_split_among_replicas_where_the_driver_tells():
@@ -278,25 +280,14 @@ def test_a_recording_says_how_late_the_answers_of_its_rows_were(slow_scrape, wit
 
 
 def test_waking_ends_the_recording_and_keeps_its_rows():
-    wake, sink, seen = threading.Event(), RowList(), []
+    wake, seen = threading.Event(), []
 
     def on_tick(done, total):
         seen.append((done, total))
         if done == 3:
             wake.set()
 
-    recorder = Recorder(
-        [ReplicaTarget(0, 1000, "http://127.0.0.1:1/metrics")],
-        metrics=select(["throughput"]),
-        step_s=1,
-        window_s=4,
-        sink=sink,
-        clock=SlowClock(),
-        sources=fake_sources(1, served()),
-        wake=wake,
-        on_tick=on_tick,
-    )
-    summary = recorder.record(START_S, 10)
+    summary, sink = record(served(), replicas=1, rows=10, metrics=["throughput"], wake=wake, on_tick=on_tick)
     assert (summary.stopped, summary.rows, summary.end_s) == (True, 3, START_S + 2)
     assert len(sink.series("throughput", "all")) == 3
     assert seen == [(1, 10), (2, 10), (3, 10)]
@@ -307,19 +298,8 @@ def test_only_what_is_asked_for_is_read():
         def __getattr__(self, name):
             raise AssertionError(name)
 
-    sources = fake_sources(1, served())
-    sources = type(sources)(sources.replicas, sources.processes, FakeGpus(), Untouchable())
-    sink = RowList()
-    recorder = Recorder(
-        [ReplicaTarget(0, 1, "http://127.0.0.1:1/metrics")],
-        metrics=select(["latency_p50"]),
-        step_s=0.1,
-        window_s=0.4,
-        sink=sink,
-        clock=SlowClock(),
-        sources=sources,
-    )
-    recorder.record(START_S, 3)
+    sources = dataclasses.replace(fake_sources(1, served()), gpus=FakeGpus(), pressure=Untouchable())
+    _, sink = record(served(), replicas=1, rows=3, metrics=["latency_p50"], step_s=0.1, sources=sources)
     assert [row.timestamp_s for row in sink.series("latency_p50", "all")] == [START_S, START_S + 0.1, START_S + 0.2]
 
 
@@ -328,17 +308,8 @@ def test_a_sink_that_cannot_write_ends_it():
         def write(self, rows):
             raise StorageError(f"disk full after {len(list(rows))} rows")
 
-    recorder = Recorder(
-        [],
-        metrics=select(["cpu_psi"]),
-        step_s=1,
-        window_s=4,
-        sink=Full(),
-        clock=SlowClock(),
-        sources=fake_sources(0, served()),
-    )
     with pytest.raises(StorageError, match="disk full after 1 rows"):
-        recorder.record(START_S, 3)
+        record([], metrics=["cpu_psi"], sink=Full())
 
 
 @pytest.mark.parametrize(
@@ -349,13 +320,6 @@ def test_a_grid_that_cannot_be_is_refused(start_s, window_s, match):
         Recorder([], metrics=select("all"), step_s=1, window_s=window_s, sink=RowList(), clock=SlowClock()).record(
             start_s, 1
         )
-
-
-def test_a_sample_is_what_a_replica_would_say():
-    found = sample([0.0005, 0.003, 0.2])
-    assert isinstance(found, ReplicaSample)
-    assert found.counters[:3].tolist() == pytest.approx([3, 0.2035, 3])
-    assert found.counters[3:].tolist() == [1, 1, 2, 2, 2, 2, 2, 3]
 
 
 def page(scrape, **families):
@@ -445,24 +409,11 @@ def test_histograms_of_different_buckets_are_not_pooled():
     assert values(sink, "client_ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
 
 
-def beside(measured, neighbours, *, metrics="all", rows=4):
+def beside(measured, neighbours):
     """A recording of measured replicas with ``neighbours`` (workload to scripts) beside them; scripts are by replica."""
-    scripts = [*measured, *(script for group in neighbours.values() for script in group)]
-    targets = [ReplicaTarget(i, 1000 + i, "http://127.0.0.1:1/metrics") for i in range(len(measured))]
-    for workload, group in neighbours.items():
-        targets += [ReplicaTarget(i, 2000 + i, "http://127.0.0.1:1/metrics", workload) for i in range(len(group))]
-    sink = RowList()
-    recorder = Recorder(
-        targets,
-        metrics=select(metrics),
-        step_s=1.0,
-        window_s=4.0,
-        sink=sink,
-        clock=SlowClock(),
-        sources=fake_sources(len(scripts), lambda replica, scrape: scripts[replica](replica, scrape)),
-    )
-    recorder.record(START_S, rows)
-    return sink
+    groups = {"": measured, **neighbours}
+    targets = [target(index, workload) for workload, group in groups.items() for index in range(len(group))]
+    return record([script for group in groups.values() for script in group], targets=targets, rows=4)[1]
 
 
 def test_a_neighbour_is_pooled_with_its_own_kind_and_with_nobody_else():
@@ -493,24 +444,13 @@ def test_a_neighbour_that_is_gone_leaves_the_measured_series_whole():
 
 
 def test_a_recording_ends_as_complete_when_enough_is_known():
-    sink, asked = RowList(), []
+    asked = []
 
     def enough(rows):
         asked.append(rows)
         return rows == 4
 
-    recorder = Recorder(
-        [ReplicaTarget(0, 1000, "http://127.0.0.1:1/metrics")],
-        metrics=select("all"),
-        step_s=1.0,
-        window_s=4.0,
-        sink=sink,
-        clock=SlowClock(),
-        sources=fake_sources(1, served()),
-        enough=enough,
-    )
-
-    summary = recorder.record(START_S, 60)
+    summary, sink = record(served(), replicas=1, rows=60, enough=enough)
 
     assert asked == [1, 2, 3, 4]
     assert (summary.rows, summary.stopped, summary.end_s) == (4, False, START_S + 3)

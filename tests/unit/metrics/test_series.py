@@ -38,26 +38,13 @@ def series(times_ms, values=None, **labels):
 GRID_MS = np.arange(0, 6000, 1000)
 
 
-def test_a_row_needs_a_sample_in_its_own_step():
-    assert measured([series([0, 1, 1999, 4000])], GRID_MS, 1000).tolist() == [True, True, True, False, True, False]
-    assert not measured([], GRID_MS, 1000).any()
-
-
-def test_two_series_of_one_replica_make_one_presence():
-    assert measured([series([0, 1000]), series([3000])], GRID_MS, 1000).tolist() == [
-        True,
-        True,
-        False,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_totals_over_a_reset():
-    total = CountedTotal(0)
-    found = total.advance([series([-1000, 0, 1000, 2000, 3000, 4000], [5, 10, 15, 2, 3, 9])], GRID_MS)
-    assert found.tolist() == [0, 5, 7, 8, 14, 14]
+@pytest.mark.parametrize(
+    ("samples", "steps"),
+    [([[0, 1, 1999, 4000]], {0, 1, 2, 4}), ([[0, 1000], [3000]], {0, 1, 3}), ([], set())],
+)
+def test_a_row_needs_a_sample_in_its_own_step_of_any_series_of_the_replica(samples, steps):
+    flags = measured([series(times_ms) for times_ms in samples], GRID_MS, 1000)
+    assert set(np.flatnonzero(flags)) == steps
 
 
 def test_totals_go_on_from_chunk_to_chunk_even_over_a_gap():
@@ -69,17 +56,20 @@ def test_totals_go_on_from_chunk_to_chunk_even_over_a_gap():
     assert [*first, *nothing, *last] == whole.tolist() == [0, 2, 2, 2, 10, 13]
 
 
-def test_before_the_first_sample_there_is_no_total():
-    found = CountedTotal(0).advance([series([2000, 3000], [100, 103])], GRID_MS)
-    np.testing.assert_equal(found, [np.nan, np.nan, 0, 3, 3, 3])
-    assert np.isnan(CountedTotal(0).advance([], GRID_MS)).all()
-
-
-def test_a_restarted_container_adds_to_its_predecessor():
-    found = CountedTotal(0).advance(
-        [series([0, 1000], [50, 60], container="x"), series([3000, 4000, 5000], [1, 4, 9], container="y")], GRID_MS
-    )
-    assert found.tolist() == [0, 10, 10, 10, 13, 18]
+@pytest.mark.parametrize(
+    ("samples", "totals"),
+    [
+        ([series([-1000, 0, 1000, 2000, 3000, 4000], [5, 10, 15, 2, 3, 9])], [0, 5, 7, 8, 14, 14]),
+        ([series([2000, 3000], [100, 103])], [np.nan, np.nan, 0, 3, 3, 3]),
+        (  # a restarted container adds to its predecessor
+            [series([0, 1000], [50, 60], container="x"), series([3000, 4000, 5000], [1, 4, 9], container="y")],
+            [0, 10, 10, 10, 13, 18],
+        ),
+        ([], [np.nan] * 6),
+    ],
+)
+def test_totals_count_over_resets_and_are_not_known_before_the_first_sample(samples, totals):
+    np.testing.assert_equal(CountedTotal(0).advance(samples, GRID_MS), totals)
 
 
 def test_resets_are_seen():
@@ -237,28 +227,24 @@ def buckets_of(counts):
     ]
 
 
-def test_only_buckets_with_news_and_their_edges_are_read():
-    before = buckets_of([5, 5, 5, 9, 9, 9, 9])
-    after = buckets_of([5, 5, 7, 19, 19, 19, 19])
-    assert used_bounds(before, after) == ["0.2", "0.5", "1.0", "5.0", "+Inf"]
+NINE = [5, 5, 5, 9, 9, 9, 9]
 
 
-def test_a_replica_that_began_in_the_range_began_at_zero():
-    assert used_bounds([], buckets_of([0, 3, 3, 3, 3, 3, 3])) == ["0.1", "0.2", "5.0", "+Inf"]
-
-
-def test_an_idle_replica_needs_only_the_end():
-    same = buckets_of([5, 5, 5, 9, 9, 9, 9])
-    assert used_bounds(same, same) == ["5.0", "+Inf"]
-
-
-def test_after_a_reset_everything_has_to_be_read():
-    assert used_bounds(buckets_of([5, 5, 5, 9, 9, 9, 9]), buckets_of([5, 5, 5, 8, 9, 9, 9])) == []
+@pytest.mark.parametrize(
+    ("before", "after", "used"),
+    [
+        (NINE, [5, 5, 7, 19, 19, 19, 19], ["0.2", "0.5", "1.0", "5.0", "+Inf"]),
+        (None, [0, 3, 3, 3, 3, 3, 3], ["0.1", "0.2", "5.0", "+Inf"]),  # a replica that began in the range began at zero
+        (NINE, NINE, ["5.0", "+Inf"]),
+        (NINE, [5, 5, 5, 8, 9, 9, 9], []),  # a reset: all are read
+    ],
+)
+def test_only_buckets_with_news_and_their_edges_are_read(before, after, used):
+    assert used_bounds(buckets_of(before) if before else [], buckets_of(after)) == used
 
 
 def test_without_an_infinite_bucket_everything_has_to_be_read():
-    assert used_bounds([], buckets_of([0, 3, 3, 3, 3, 3, 3])[:-1]) == []
-    assert used_bounds([], []) == []
+    assert used_bounds([], buckets_of([0, 3, 3, 3, 3, 3, 3])[:-1]) == used_bounds([], []) == []
 
 
 counts = st.lists(st.integers(0, 5), min_size=len(BOUNDS), max_size=len(BOUNDS))
