@@ -29,8 +29,6 @@ class ReplicaDeath:
     """A replica that ended by itself.
 
     Attributes:
-        replica: its index.
-        noticed_at_s: seconds since the epoch.
         exit_code: as a shell would say it: 128 + n for signal n; None: it has none (its machine is gone).
         last_lines: the end of its log, newest last.
         reason: why, in the words of whoever ended it, e.g. ``OOMKilled``; empty when only the exit code is known.
@@ -92,13 +90,10 @@ class RecordingRequest:
     """What is recorded of a deployment.
 
     Attributes:
-        metrics: of the catalogue.
-        timing: of the experiment: step and window.
-        sink: takes the rows.
         wake: ends the recording early when set.
         on_tick: called with rows done and rows in all.
         notice: told at once what goes wrong while recording, a sentence each.
-        enough: asked after each row, with the rows done, whether it may be the last one; None: all rows are wanted.
+        enough: asked after each row whether it may be the last one; None: all rows are wanted.
     """
 
     metrics: Sequence[Metric]
@@ -137,7 +132,7 @@ class Deployment(Protocol):
 
     def hottest_celsius(self) -> float | None:
         """Temperature of the hottest GPU that the replicas ran on, also once they have ended; None: it is this machine's to read."""
-        ...
+        return None
 
     def provenance(self) -> Provenance:
         """The machines that the replicas run on, and the software that measures them."""
@@ -184,16 +179,16 @@ class Backend(Protocol):
 
     def close(self) -> Sequence[str]:
         """The campaign is over, however it went: put back what was changed for it; returns a sentence for each."""
-        ...
+        return ()
 
     def rehearse(
         self,
-        experiment: ExperimentSpec,
-        folder: Path,
+        experiment: ExperimentSpec,  # noqa: ARG002 - what a replica of this machine shows is seen when it is deployed
+        folder: Path,  # noqa: ARG002
         *,
-        abort: threading.Event,
-        send: Send | None = None,
-        notice: Notify = unheard,
+        abort: threading.Event,  # noqa: ARG002
+        send: Send | None = None,  # noqa: ARG002
+        notice: Notify = unheard,  # noqa: ARG002
     ) -> Sequence[Issue]:
         """Before the first experiment of a run: whatever can only be known from a running replica.
 
@@ -207,23 +202,18 @@ class Backend(Protocol):
         Raises:
             BackendError: the one replica could not be started; nothing is left running.
         """
-        ...
+        return ()
 
     def load_pods(
-        self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event
+        self,
+        experiment: ExperimentSpec,  # noqa: ARG002 - this machine reaches its own replicas
+        folder: Path,  # noqa: ARG002
+        plan: str,  # noqa: ARG002
+        *,
+        abort: threading.Event,  # noqa: ARG002
     ) -> SendingPods | None:
-        """Pods that send requests by this plan; None: this machine reaches the replicas, and can send itself.
-
-        Args:
-            experiment: whose replicas serve.
-            folder: the attempt's.
-            plan: for all pods together.
-            abort: when it is set, starting stops.
-
-        Raises:
-            BackendError: they do not start; nothing of them is left.
-        """
-        ...
+        """Pods that send requests by this plan, for all of them together; None: this machine can send itself. Raises BackendError."""
+        return None
 
     def deploy(
         self,
@@ -249,6 +239,14 @@ class Backend(Protocol):
             ReplicaDiedError: a replica ended by itself; the message holds its last log lines.
         """
         ...
+
+
+def start_advice(exit_code: int | None, machine: str) -> str:
+    """What to do about a replica that ended so while it started."""
+    return {
+        3: "Change the workload's device, factory or settings in the campaign file as the message says.",
+        OUT_OF_MEMORY: f"Use fewer replicas, a smaller batch, or a {machine} with more memory.",
+    }.get(exit_code or 0, "Run the workload by itself to see why: python -m harness.replica")
 
 
 def make_backend(spec: CampaignSpec, campaign_id: str) -> Backend:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import supervisor
-from harness.backends.base import KILLED_FOR_MEMORY, RecordingRequest, ReplicaDeath, Send
+from harness.backends.base import KILLED_FOR_MEMORY, Backend, Deployment, RecordingRequest, ReplicaDeath, start_advice
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import (
@@ -48,7 +48,7 @@ ON_GPU_WITHIN_S = 10.0
 """A server that has answered a request has computed by then."""
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """Starts one guarded process per replica; each takes a free port by itself.
 
     Args:
@@ -73,32 +73,6 @@ class LocalBackend:
             mode.sweep(self._campaign_id)
         return ended
 
-    def close(self) -> Sequence[str]:
-        """Nothing: nothing of this machine is changed for a campaign."""
-        return ()
-
-    def rehearse(
-        self,
-        experiment: ExperimentSpec,  # noqa: ARG002 - the protocol's
-        folder: Path,  # noqa: ARG002
-        *,
-        abort: threading.Event,  # noqa: ARG002
-        send: Send | None = None,  # noqa: ARG002
-        notice: Notify = unheard,  # noqa: ARG002
-    ) -> Sequence[Issue]:
-        """Nothing: what a replica of this machine shows is seen when it is deployed."""
-        return ()
-
-    def load_pods(
-        self,
-        experiment: ExperimentSpec,
-        folder: Path,
-        plan: str,
-        *,
-        abort: threading.Event,
-    ) -> None:
-        """None: replicas are on this machine."""
-
     def deploy(
         self,
         experiment: ExperimentSpec,
@@ -120,7 +94,7 @@ class LocalBackend:
         return deployment
 
 
-class LocalDeployment:
+class LocalDeployment(Deployment):
     """The processes of one experiment: the measured replicas, and its neighbours."""
 
     def __init__(self, experiment: ExperimentSpec, folder: Path, campaign_id: str, *, clock: Clock) -> None:
@@ -205,9 +179,6 @@ class LocalDeployment:
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""
         return in_use(self._experiment, [(_device(it.slot.workload), it.status()) for it in self._replicas])
-
-    def hottest_celsius(self) -> None:
-        """None: the GPUs are this machine's."""
 
     def provenance(self) -> Provenance:
         """This machine."""
@@ -328,7 +299,7 @@ class LocalDeployment:
                 death = self._death(replica, code)
                 raise ReplicaDiedError(
                     f"{death} (while starting; whole log: {replica.log}).",
-                    advice=_START_ADVICE.get(code, "Run the workload by itself to see why: python -m harness.replica"),
+                    advice=start_advice(code, "machine"),
                     code=death.code,
                 )
 
@@ -349,12 +320,6 @@ def _refuse_silent_cpu(replica: LocalReplica) -> None:
             f"{replica.slot.name} runs on the CPU although this machine has a GPU ({gpus[0].name}).",
             advice="Check that torch sees it (python -c 'import torch; torch.cuda.init()'), or set device: cpu if this is wanted.",
         )
-
-
-_START_ADVICE = {
-    3: "Change the workload's device, factory or settings in the campaign file as the message says.",
-    4: "Use fewer replicas, a smaller batch, or a machine with more memory.",
-}
 
 
 def replica_environment(slot: ReplicaSlot, timing: Timing) -> dict[str, str]:

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -23,33 +23,20 @@ from harness.spec.server import Protocol
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of training and diffusion on a GPU are reckoned from their parameters.
-HOST_GB = {
-    "resnet50": (1.2, 0.0),
-    "distilbert": (1.2, 0.0),
-    "whisper": (1.6, 0.0),
-    "diffusion": (1.5, 0.03),
-    "notebook": (1.2, 0.0),
-    "mnist": (1.0, 0.0),
-    "mnist-training": (1.1, 0.002),
-    "resnet50-training": (1.3, 0.003),
-    "bert-training": (1.9, 0.02),
-    "data-parallel-training": (2.2, 0.004),
+NEEDS_GB = {
+    "resnet50": ((1.2, 0.0), (1.6, 0.0)),
+    "distilbert": ((1.2, 0.0), (1.7, 0.0)),
+    "whisper": ((1.6, 0.0), (1.9, 0.0)),
+    "diffusion": ((1.5, 0.03), (2.0, 0.03)),
+    "notebook": ((1.2, 0.0), (1.6, 0.0)),
+    "mnist": ((1.0, 0.0), (1.2, 0.0)),
+    "mnist-training": ((1.1, 0.002), (1.4, 0.005)),
+    "resnet50-training": ((1.3, 0.003), (2.0, 0.004)),
+    "bert-training": ((1.9, 0.02), (2.8, 0.06)),
+    "data-parallel-training": ((2.2, 0.004), (2.8, 0.01)),
 }
-GPU_GB = {
-    "resnet50": (1.6, 0.0),
-    "distilbert": (1.7, 0.0),
-    "whisper": (1.9, 0.0),
-    "diffusion": (2.0, 0.03),
-    "notebook": (1.6, 0.0),
-    "mnist": (1.2, 0.0),
-    "mnist-training": (1.4, 0.005),
-    "resnet50-training": (2.0, 0.004),
-    "bert-training": (2.8, 0.06),
-    "data-parallel-training": (2.8, 0.01),
-}
-HOSTILE_GB = 1.6, 0.0
+HOSTILE_GB = (1.6, 0.0), (1.6, 0.0)
 """Of what is no model, on either; ``memory-hog`` takes what it finds, when all others have theirs."""
-Needs = Mapping[str, tuple[float, float]]
 TINY_GB = 0.6
 OWN_GB = 0.2
 BUSY_SHARE = 0.5
@@ -141,10 +128,10 @@ def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[
     what = "memory"
     if left_bytes is not None and left_bytes < free_bytes:
         free_bytes, what = left_bytes, "memory below the cgroup's limit"
-    findings = [_too_little(_workloads(experiment), what, HOST_GB, free_bytes / 1e9)]
+    issues = _too_little(_workloads(experiment), what, free_bytes / 1e9, on_gpu=False)
     for gpu, workloads in _by_gpu(experiment, gpus):
-        findings.append(_too_little(workloads, "GPU memory", GPU_GB, gpu.free_bytes / 1e9))
-    return [finding for finding in findings if finding is not None]
+        issues += _too_little(workloads, "GPU memory", gpu.free_bytes / 1e9, on_gpu=True)
+    return issues
 
 
 def _by_gpu(
@@ -163,32 +150,30 @@ def _by_gpu(
     return ((gpu, here[gpu.uuid]) for gpu in gpus if here.get(gpu.uuid))
 
 
-def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:
+def _gigabytes(workload: WorkloadSpec, *, on_gpu: bool) -> float:
     if workload.memory_gb is not None:
         return workload.memory_gb
     if workload.own:
         return OWN_GB
     if workload.options.get("model_size") == "tiny":
         return TINY_GB * workload.processes_per_replica
-    first_gb, further_gb = table.get(workload.target, HOSTILE_GB)
+    first_gb, further_gb = NEEDS_GB.get(workload.target, HOSTILE_GB)[on_gpu]
     return first_gb + further_gb * (workload.batch_size - 1)
 
 
-def _too_little(workloads: Sequence[tuple[WorkloadSpec, int]], what: str, table: Needs, free_gb: float) -> Issue | None:
-    needed_gb = sum(_gigabytes(workload, table) * replicas for workload, replicas in workloads)
+def _too_little(
+    workloads: Sequence[tuple[WorkloadSpec, int]], what: str, free_gb: float, *, on_gpu: bool
+) -> list[Issue]:
+    each_gb = [_gigabytes(workload, on_gpu=on_gpu) for workload, _ in workloads]
+    needed_gb = sum(gb * replicas for gb, (_, replicas) in zip(each_gb, workloads, strict=True))
     if needed_gb <= free_gb:
-        return None
+        return []
     who = " and ".join(f"{counted(replicas, 'replica')} of {workload.name}" for workload, replicas in workloads)
     need = "needs" if sum(replicas for _, replicas in workloads) == 1 else "need"
-    each = " and ".join(f"{_gigabytes(workload, table):g}" for workload, _ in workloads)
-    message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
-    return Issue(
-        IssueLevel.ERROR,
-        what if table is GPU_GB else "memory",
-        message,
-        "Use fewer replicas, end other programs, or set memory_gb when you know better.",
-        ReasonCode.OUT_OF_MEMORY,
-    )
+    per_replica = " and ".join(f"{gb:g}" for gb in each_gb)
+    message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({per_replica} GB each), and {free_gb:.1f} GB are free."
+    advice = "Use fewer replicas, end other programs, or set memory_gb when you know better."
+    return [Issue(IssueLevel.ERROR, what if on_gpu else "memory", message, advice, ReasonCode.OUT_OF_MEMORY)]
 
 
 def _check_factory(workload: WorkloadSpec) -> list[Issue]:

@@ -44,8 +44,6 @@ class ReplicaSlot:
     """Which replica of an experiment it is.
 
     Attributes:
-        workload: what it runs.
-        index: among the replicas of its workload, from 0.
         folder: of its workload's replicas; the attempt's for a measured one.
         neighbour: its workload's name where it is a neighbour; empty for a measured replica.
         layer: between it and the machine; None: nothing.
@@ -223,16 +221,7 @@ class Lifeline:
         self._read_end, self._write_end = os.pipe()
 
     def start(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start ``command`` under a guard; it ends when the lifeline is cut.
-
-        Args:
-            command: program and arguments.
-            log: takes its output; must not exist.
-            environment: beside this process's own.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start ``command`` under a guard; it ends when the lifeline is cut. Its output goes to ``log``. Raises OSError."""
         log.parent.mkdir(exist_ok=True)
         guard = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LIFELINE, str(self._read_end), *command]
         with log.open("wb") as output:

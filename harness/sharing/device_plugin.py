@@ -37,12 +37,7 @@ _CONFIGURED = {mode.plugin_section: mode for mode in MODES.values() if mode.plug
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One way to lend GPUs.
-
-    Attributes:
-        name: key in the ConfigMap, and value of the nodes' label.
-        slices: that each GPU, or MIG instance, is lent as.
-    """
+    """One way to lend GPUs, called as the key in the ConfigMap; each GPU, or MIG instance, is lent as so many slices."""
 
     name: str
     mode: Sharing
@@ -84,16 +79,10 @@ def choose(
     gpus: Collection[int | None],
     spec: KubernetesSpec,
 ) -> Configuration:
-    """The configuration for an experiment.
+    """The configuration for an experiment, its neighbours included, on nodes with so many GPUs; None where it cannot be told.
 
     Time-sliced replicas are the same with any number of slices, so that the largest serves all of a campaign. A client
     of MPS gets its slice's share of processors and memory: the smallest number that is enough.
-
-    Args:
-        configurations: what there is.
-        experiment: its mode and its number of replicas, the neighbours' among them.
-        gpus: of each node; None where it cannot be told.
-        spec: how many slices a replica asks for.
 
     Raises:
         BackendError: there is none; the message names those that there are.
@@ -150,14 +139,7 @@ class AsLent(ClusterSharing):
 def check_sharing(
     nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]
 ) -> Iterator[Issue]:
-    """Whether the GPUs are shared as the experiments say.
-
-    Args:
-        nodes: that replicas may be placed on.
-        pods: of the whole cluster.
-        spec: what the campaign says of it.
-        experiments: that are going to run.
-    """
+    """Whether the GPUs of the nodes that replicas may be placed on are shared as the experiments say; ``pods``: of the whole cluster."""
     modes = [mode_of(sharing) for sharing in dict.fromkeys(experiment.sharing for experiment in experiments)]
     if not spec.gpus_per_replica:
         for mode in modes:

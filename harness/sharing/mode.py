@@ -65,11 +65,7 @@ class SharingSetup:
         return {}
 
     def require_clients(self, replicas: Sequence[tuple[str, Collection[int]]]) -> None:
-        """Raise BackendError when a replica does not run under the mode.
-
-        Args:
-            replicas: name and process ids of each, by position.
-        """
+        """Raise BackendError when a replica, told by its name and process ids, does not run under the mode."""
 
     def put_back(self) -> Sequence[str]:
         """End what was started; a sentence for what went wrong. Idempotent."""
@@ -161,16 +157,12 @@ class SharingMode:
         limits: MpsLimits | None,  # noqa: ARG002
         replicas_per_gpu: int,  # noqa: ARG002
     ) -> SharingSetup:
-        """Start what the mode needs on this machine.
+        """Start what the mode needs on this machine; nothing is left running where that fails. Raises BackendError.
 
         Args:
-            host: where.
             gpus: UUIDs of those that replicas take in turn; none: every one that is seen.
             limits: of each replica.
             replicas_per_gpu: how many share one.
-
-        Raises:
-            BackendError: it does not start; nothing is left running.
         """
         return SharingSetup()
 
@@ -186,12 +178,7 @@ class SharingMode:
         experiment: ExperimentSpec,  # noqa: ARG002 - see Mps
         nodes: Sequence[tuple[Object, int | None]],  # noqa: ARG002
     ) -> Iterator[Issue]:
-        """Whether a cluster's slices give a replica what it asks for.
-
-        Args:
-            experiment: with its limits.
-            nodes: that it may run on, each with the slices of one GPU; None: the node does not show it.
-        """
+        """Whether the slices of each node's GPUs give a replica what it asks for; None: the node does not show them."""
         yield from ()
 
     def pod_environment(self, experiment: ExperimentSpec) -> dict[str, str]:  # noqa: ARG002 - see Mps
@@ -268,14 +255,9 @@ class ClusterSharing(ABC):
         pods: Sequence[Object],
         statuses: Sequence[Object],
     ) -> list[PodSharing]:
-        """How each pod is seen to share its GPU. Raises BackendError where it shows another mode than the experiment's.
+        """How each pod, by its node, its claim or its own status, is seen to share its GPU.
 
-        Args:
-            api: of the cluster.
-            experiment: what is measured.
-            nodes: of the pods, as far as they may be read.
-            pods: that serve.
-            statuses: what each of them says of itself.
+        Raises BackendError where it shows another mode than the experiment's; ``nodes`` are those that may be read.
         """
 
     def switch(  # noqa: B027 - by itself nothing: the nodes stay as they are

@@ -224,16 +224,12 @@ class MpsSetup(SharingSetup):
 
 
 class MpsDaemon:
-    """A running control daemon; its server starts with the first client.
+    """A running control daemon; its server starts with the first client. Raises BackendError when it does not start.
 
     Args:
-        host: where it runs.
         logs: folder for what daemon and server log; must not exist.
         gpus: UUIDs of those that it serves; none: every one that it sees. A number would mean another GPU to the
             clients of a daemon that serves only some.
-
-    Raises:
-        BackendError: it does not start; nothing is left running.
     """
 
     def __init__(self, host: ThisMachine, logs: Path, gpus: Sequence[str]) -> None:

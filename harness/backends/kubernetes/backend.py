@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import ReplicaDeath, Send
+from harness.backends.base import Backend, ReplicaDeath, Send
 from harness.backends.kubernetes import files, monitoring, objects, preflight, probe
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
@@ -21,23 +21,20 @@ from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
 from harness.sharing.cluster import cluster_sharing
 from harness.sharing.mode import Notify, unheard
-from harness.sharing.node import CAMPAIGN_LABEL
+from harness.sharing.node import CAMPAIGN_LABEL, name
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
 
 
-class KubernetesBackend:
+class KubernetesBackend(Backend):
     """Starts one Deployment (or Job) per workload of an experiment, or per GPU where it shares several by claims.
 
     Args:
-        spec: which cluster, and how replicas stand in it.
         campaign_id: labels every object of the campaign; clean-up is by this label alone.
         workloads: of the campaign: whether files go into its pods.
-        clock: real time; pods do not live in any other.
         connect: makes the API client, when it is first needed.
-        record: makes the recorder of a deployment.
     """
 
     name = "kubernetes"
@@ -74,7 +71,7 @@ class KubernetesBackend:
             api = self.api
         except ClusterError as error:
             return [Issue(IssueLevel.ERROR, "cluster", error.message, error.advice)]
-        places = [objects.placed(one, self._spec) for one in experiments] or [self._spec]
+        places = [objects.placed(experiment, self._spec) for experiment in experiments] or [self._spec]
         return preflight.check(
             api,
             self._spec if self._spec in places else places[0],
@@ -92,17 +89,16 @@ class KubernetesBackend:
         label = f"{CAMPAIGN_LABEL}={self._campaign_id}"
         sentences = []
         for kind, collection in objects.collections(self._spec, given=self._given).items():
-            for one in api.list(collection, labels=label):
-                name = one["metadata"]["name"]
-                api.delete(f"{collection}/{name}", propagation="Foreground")
-                sentences.append(f"deleted {kind} {name} of an earlier run.")
+            for item in api.list(collection, labels=label):
+                api.delete(f"{collection}/{name(item)}", propagation="Foreground")
+                sentences.append(f"deleted {kind} {name(item)} of an earlier run.")
         deadline_s = time.monotonic() + SWEPT_GONE_S
         path = objects.pods_path(self._spec.namespace)
         while left := api.list(path, labels=label):
             if time.monotonic() >= deadline_s:
                 for pod in left:
-                    api.delete(f"{path}/{pod['metadata']['name']}", grace_s=0)
-                    sentences.append(f"removed pod {pod['metadata']['name']} of an earlier run by force.")
+                    api.delete(f"{path}/{name(pod)}", grace_s=0)
+                    sentences.append(f"removed pod {name(pod)} of an earlier run by force.")
                 break
             time.sleep(SWEEP_POLL_S)
         return sentences
@@ -126,22 +122,17 @@ class KubernetesBackend:
         try:
             load = send(alone, folder, deployment.statuses()) if send else None
             with monitoring.server(self.api, self._spec) as server:
-                found = probe.rehearse(
-                    server,
-                    monitoring.origin(server, self._spec, deployment.replicas),
-                    [CATALOGUE[name] for name in experiment.metrics],
-                    experiment.timing,
-                    scrape_interval_s=self._spec.scrape_interval_s,
-                    clock=self._clock,
-                    abort=abort,
-                )
+                origin = monitoring.origin(server, self._spec, deployment.replicas)
+                metrics = [CATALOGUE[metric] for metric in experiment.metrics]
+                rehearsal = probe.Rehearsal(server, origin, metrics, experiment.timing, self._clock)
+                issues = rehearsal.run(self._spec.scrape_interval_s, abort)
         finally:  # whatever came of it: both hold GPUs, or ask who does
             try:
                 remarks += load.stop() if load else ()
             finally:
                 deployment.stop(timeout_s=experiment.drain_timeout_s)
         remarked = [("grafana", sentence) for sentence in sentences] + [("canary", remark) for remark in remarks]
-        return [*(Issue(IssueLevel.WARNING, check, sentence) for check, sentence in remarked), *found]
+        return [*(Issue(IssueLevel.WARNING, check, sentence) for check, sentence in remarked), *issues]
 
     def close(self) -> Sequence[str]:
         """Let Grafana run again, and share the GPUs as before."""
@@ -165,7 +156,7 @@ class KubernetesBackend:
         self._switch(experiment, abort, notice)
         group = self._measured(experiment, folder)
         around = objects.neighbour_pods(group, self._spec, self._campaign_id)
-        beside = {name: self._deployment(each, notice, neighbour=name) for name, each in around.items()}
+        beside = {workload: self._deployment(pods, notice, neighbour=workload) for workload, pods in around.items()}
         by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
         deployment = self._deployment(group, notice, beside=beside, by_node=by_node)
         self._start(deployment, experiment, abort=abort, on_death=on_death)

@@ -181,10 +181,7 @@ class PodLogTail:
     as rare as its looks, and as long as there are replicas. It judges, a round late, what a local campaign would.
 
     Args:
-        api: of the cluster.
-        replicas: whose logs are followed.
-        folder: of the attempt, where they lie as a local replica's own do.
-        enough: the judge, who reads them there.
+        enough: the judge, who reads the logs in ``folder``, where they lie as a local replica's own do.
         notice: told once why a round failed; the next row begins another.
         dead: replicas that ended by themselves; what was fetched of them before counts.
     """

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import RecordingRequest, ReplicaDeath
+from harness.backends.base import Deployment, RecordingRequest, ReplicaDeath, start_advice
 from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods, replica_check
 from harness.backends.kubernetes.api import KubernetesApi, OwnedObject
 from harness.backends.kubernetes.collect import PodLogTail
@@ -45,20 +45,12 @@ FINISH_S = 20.0
 SERVER_ADVICE = (
     "Mend `server` as its last lines say; its command has to stay in the foreground, and needs no right to be root."
 )
-START_ADVICE = {
-    3: "Change the workload's device, factory or settings in the campaign file as the message says.",
-    4: "Use fewer replicas, a smaller batch, or a node with more memory.",
-}
 
 
-class KubernetesDeployment:
+class KubernetesDeployment(Deployment):
     """One attempt's Deployment or Job, or one for each GPU that is shared by claims, and the pods.
 
     Args:
-        api: of the cluster.
-        group: what to make, what it runs, and the attempt's folder.
-        clock: real time.
-        record: makes the recorder.
         neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
         beside: the neighbours of measured ones, by workload: begun, seen to share a GPU with them, and ended together.
         by_node: sharing the node is all that there is to see, where replicas have no GPU, or one or an instance each.
@@ -265,11 +257,10 @@ class KubernetesDeployment:
         lines = collect.last_lines(self._api, name(pod), container=end.container, previous=previous)
         at_s = self._clock.now_s()
         death = ReplicaDeath(index, at_s, end.exit_code, lines, end.reason, self._neighbour, of_server)
-        advice = START_ADVICE.get(
-            end.exit_code or 0, "Run the workload by itself to see why: python -m harness.replica"
-        )
         message = f"{death} (while starting; pod {name(pod)})."
-        return ReplicaDiedError(message, advice=SERVER_ADVICE if of_server else advice, code=death.code)
+        return ReplicaDiedError(
+            message, advice=SERVER_ADVICE if of_server else start_advice(end.exit_code, "node"), code=death.code
+        )
 
     def _last_event(self) -> str:
         """What a controller or kubelet complained about last, where the status of the pods does not say it."""

@@ -29,7 +29,6 @@ class ClusterConnection:
     """An API server and how to speak to it.
 
     Attributes:
-        pool: connections with the right certificates.
         authorization: fresh headers for the next request; never shown.
         verify: file of the authority to trust; True: the system's; False: the kubeconfig says not to check.
         certificate: files of the client's certificate and key, if it has one.

@@ -140,8 +140,6 @@ def workload(
     Args:
         experiment: what runs; of a neighbour, its workload and number.
         folder: the attempt's; its name tells attempts of one experiment apart.
-        spec: the cluster.
-        campaign_id: whose it is.
         measured: beside which it runs, where it is a neighbour's.
         position: how many replicas are dealt out to the GPUs before these.
     """

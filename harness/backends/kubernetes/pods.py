@@ -57,17 +57,13 @@ class PodReplica:
 
     Attributes:
         uid: of the pod; a pod of the same name with another uid is another replica.
-        port: of its ``/metrics``.
         experiment: value of the pod's experiment label, the same for all replicas of one attempt.
         image_id: what ran: with its digest where the runtime tells.
         gpu_uuid: of the device it sees; empty on a CPU.
-        restarts: of its container when it began to serve.
         how: its GPU is seen to be shared.
-        asks_a_server: the user's own, in a container of its pod.
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
         reserve: processors, memory and disk that the container which computes asks for, as the API server completed it.
-        limit: the most of these that it may use.
     """
 
     index: int
@@ -259,12 +255,7 @@ def _why_ended(pod: Object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a pod does not come up.
-
-    Attributes:
-        of_an_image: that the node does not have.
-        away: of an image: it may come by itself.
-    """
+    """Why a pod does not come up; ``away``: an image that may come by itself."""
 
     reason: str
     message: str
@@ -344,14 +335,12 @@ def _sentence(reason: object, message: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a rollout is.
+    """How far a rollout is: whether every replica serves, and there is none too many.
 
     Attributes:
-        done: every replica serves, and there is none too many.
         ended: a replica that ended by itself before all served, and how; None: none did.
         stuck: why it cannot go on; None: it can.
         hindrance: why no node takes a pod, or none can be made, for now; None: nothing of that kind.
-        waiting: what it waits for, in a few words.
     """
 
     done: bool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from harness.backends.kubernetes import admission, files, monitoring, nodes, objects, probe
@@ -36,105 +36,110 @@ def check(
     prometheus: Callable[[], PrometheusServer],
 ) -> list[Issue]:
     """What would keep these experiments from running, or from meaning something."""
-    try:
-        every_node = api.list(NODES)
-    except ClusterError as error:
-        # An expired token may be renewed in the kubeconfig, which is read anew each time.
-        if error.status is None or error.status in {*TRANSIENT, 401}:
-            return [Issue(IssueLevel.ERROR, "cluster", error.message, error.advice, away=True)]
-        every_node = None
-    jobs, given = _makes_jobs(spec, experiments), files.any_named([each.workload for each in experiments])
-    planned, admitted = _admitted(api, spec, experiments, campaign_id)
-    findings = [
-        *(finding for experiment in experiments for finding in check_layer_of_image(experiment)),
-        *files.check_carried(experiments),
-        *(_tried("version", lambda: _check_version(api)) if jobs else ()),
-        *_tried("rights", lambda: check_rights(api, spec, jobs=jobs, given=given)),
-        *admitted,
-        *_tried("queue", lambda: _check_queue(api, spec)),
-        *_tried("clock", lambda: _check_clock(api)),
-        *_check_token(api, experiments),
-    ]
-    if every_node is None:
-        message = "nodes and their GPUs are not checked: this account may not list them."
-        findings.append(Issue(IssueLevel.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
-    else:
-        findings += _check_nodes(api, every_node, spec, experiments, planned, campaign_id)
-    try:
-        server = prometheus()
-    except (ClusterError, PrometheusError) as error:
-        return [*dict.fromkeys(findings), Issue(IssueLevel.ERROR, "prometheus", error.message, error.advice)]
-    with server:
-        names = [name(node) for node in every_node or [] if takes(node, spec)]
-        findings += probe.check_prometheus(server, spec, experiments, time.time, nodes=names)
-        findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
-    return list(dict.fromkeys(findings))
+    return Preflight(api, spec, experiments, campaign_id).check(prometheus)
 
 
-def _admitted(
-    api: KubernetesApi, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
-) -> tuple[list[list[PlannedPods]], list[Issue]]:
-    """What the experiments make, and what the API server and its quotas have against it."""
-    # Repeats, and modes that are not seen in objects, make the same.
-    distinct = {
-        (each.workload.name, each.replicas, each.sharing, each.condition and each.condition.name): each
-        for each in experiments
-    }
-    try:
-        groups = [objects.all_pods(each, spec, campaign_id) for each in distinct.values()]
-    except CampaignFileError:
-        return [], []  # files that cannot be carried into pods are an error of their own
-    try:
-        planned, refused = admission.try_pods(api, spec, groups)
-    except ClusterError as error:
-        return [], [_unchecked("admission", error)]
-    counted = _tried("quota", lambda: admission.check_quotas(api, spec, planned, campaign_id))
-    if counted:  # a quota that one pod exceeds already is said with its numbers
-        refused = [finding for finding in refused if "exceeded quota" not in finding.message]
-    return planned, [*refused, *counted]
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What is looked at; ``campaign_id``: whose own objects are in nobody's way."""
 
+    api: KubernetesApi
+    spec: KubernetesSpec
+    experiments: Sequence[ExperimentSpec]
+    campaign_id: str
 
-def _check_nodes(
-    api: KubernetesApi,
-    every_node: Sequence[Object],
-    spec: KubernetesSpec,
-    experiments: Sequence[ExperimentSpec],
-    planned: Sequence[Sequence[PlannedPods]],
-    campaign_id: str,
-) -> Iterator[Issue]:
-    """Whether the nodes are fit, have what the pods need, and their images."""
-    usable = [node for node in every_node if not unusable(node, spec)]
-    findings = list(nodes.check_nodes(every_node, spec))
-    if any(selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
-        findings += _tried("gpus", lambda: check_gpus(api, every_node, usable, spec, experiments, campaign_id))
-        if any(map(nodes.reserve_compute, planned)):
-            room = lambda: nodes.check_room(usable, api.list(PODS), planned, campaign_id)  # noqa: E731
-            findings += _tried("room", room)
-    lost = nodes.lost(every_node, spec)
-    for finding in findings:
-        yield replace(finding, away=finding.away or (lost and finding.severity is IssueLevel.ERROR))
-    servers = [each.workload.server.image for each in experiments if each.workload.server]
-    layers = [each.condition.layer.preload_image for each in experiments if each.condition and each.condition.layer]
-    for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
-        yield from nodes.check_image(usable, spec, image)
+    def check(self, prometheus: Callable[[], PrometheusServer]) -> list[Issue]:
+        """Everything, the server of Prometheus last."""
+        api, spec, every_node = self.api, self.spec, None
+        try:
+            every_node = api.list(NODES)
+        except ClusterError as error:
+            # An expired token may be renewed in the kubeconfig, which is read anew each time.
+            if error.status is None or error.status in {*TRANSIENT, 401}:
+                return [Issue(IssueLevel.ERROR, "cluster", error.message, error.advice, away=True)]
+        jobs, given = self._makes_jobs(), files.any_named([experiment.workload for experiment in self.experiments])
+        planned, admitted = self.admitted()
+        issues = [
+            *(issue for experiment in self.experiments for issue in check_layer_of_image(experiment)),
+            *files.check_carried(self.experiments),
+            *(_tried("version", lambda: _check_version(api)) if jobs else ()),
+            *_tried("rights", lambda: check_rights(api, spec, jobs=jobs, given=given)),
+            *admitted,
+            *_tried("queue", lambda: _check_queue(api, spec)),
+            *_tried("clock", lambda: _check_clock(api)),
+            *_check_token(api, self.experiments),
+        ]
+        if every_node is None:
+            message = "nodes and their GPUs are not checked: this account may not list them."
+            issues.append(Issue(IssueLevel.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
+        else:
+            issues += self._check_nodes(every_node, planned)
+        try:
+            server = prometheus()
+        except (ClusterError, PrometheusError) as error:
+            return [*dict.fromkeys(issues), Issue(IssueLevel.ERROR, "prometheus", error.message, error.advice)]
+        with server:
+            names = [name(node) for node in every_node or [] if takes(node, spec)]
+            issues += probe.check_prometheus(server, spec, self.experiments, time.time, nodes=names)
+            issues += _tried("grafana", lambda: _check_grafana(api, spec, server))
+        return list(dict.fromkeys(issues))
 
+    def admitted(self) -> tuple[list[list[PlannedPods]], list[Issue]]:
+        """What the experiments make, and what the API server and its quotas have against it."""
+        # Repeats, and modes that are not seen in objects, make the same.
+        distinct = {
+            (it.workload.name, it.replicas, it.sharing, it.condition and it.condition.name): it
+            for it in self.experiments
+        }
+        try:
+            groups = [objects.all_pods(it, self.spec, self.campaign_id) for it in distinct.values()]
+            planned, refused = admission.try_pods(self.api, self.spec, groups)
+        except CampaignFileError:
+            return [], []  # files that cannot be carried into pods are an error of their own
+        except ClusterError as error:
+            return [], [_unchecked("admission", error)]
+        quotas = lambda: admission.check_quotas(self.api, self.spec, planned, self.campaign_id)  # noqa: E731
+        counted = _tried("quota", quotas)
+        if counted:  # a quota that one pod exceeds already is said with its numbers
+            refused = [issue for issue in refused if "exceeded quota" not in issue.message]
+        return planned, [*refused, *counted]
 
-def check_gpus(
-    api: KubernetesApi,
-    every_node: Sequence[Object],
-    usable: Sequence[Object],
-    spec: KubernetesSpec,
-    experiments: Sequence[ExperimentSpec],
-    campaign_id: str,
-) -> list[Issue]:
-    """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""
-    sharing = cluster_sharing(spec, campaign_id)
-    findings = [] if spec.by_claims else _tried("claims", lambda: check_lent_twice(api, usable, spec))
-    findings += sharing.check(api, usable, experiments)
-    if not sharing.fixed_slices:
-        return [*findings, *nodes.check_devices(every_node, spec)]
-    replicas = max((experiment.cell.processes for experiment in experiments), default=1)
-    return [*findings, *nodes.check_gpus(every_node, api.list(PODS), spec, replicas, campaign_id)]
+    def _check_nodes(self, every_node: Sequence[Object], planned: Sequence[Sequence[PlannedPods]]) -> Iterator[Issue]:
+        """Whether the nodes are fit, have what the pods need, and their images."""
+        usable = [node for node in every_node if not unusable(node, self.spec)]
+        issues = list(nodes.check_nodes(every_node, self.spec))
+        if any(selected(node, self.spec) for node in usable):  # what those lend that take no pod is no issue
+            issues += _tried("gpus", lambda: self.check_gpus(every_node, usable))
+            if any(map(nodes.reserve_compute, planned)):
+                room = lambda: nodes.check_room(usable, self.api.list(PODS), planned, self.campaign_id)  # noqa: E731
+                issues += _tried("room", room)
+        lost = nodes.lost(every_node, self.spec)
+        for issue in issues:
+            yield replace(issue, away=issue.away or (lost and issue.severity is IssueLevel.ERROR))
+        servers = [it.workload.server.image for it in self.experiments if it.workload.server]
+        layers = [it.condition.layer.preload_image for it in self.experiments if it.condition and it.condition.layer]
+        for image in dict.fromkeys([self.spec.image, *filter(None, [*servers, *layers])]):
+            yield from nodes.check_image(usable, self.spec, image)
+
+    def check_gpus(self, every_node: Sequence[Object], usable: Sequence[Object]) -> list[Issue]:
+        """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""
+        sharing = cluster_sharing(self.spec, self.campaign_id)
+        twice = lambda: check_lent_twice(self.api, usable, self.spec)  # noqa: E731
+        issues = [] if self.spec.by_claims else _tried("claims", twice)
+        issues += sharing.check(self.api, usable, self.experiments)
+        if not sharing.fixed_slices:
+            return [*issues, *nodes.check_devices(every_node, self.spec)]
+        replicas = max((experiment.cell.processes for experiment in self.experiments), default=1)
+        return [*issues, *nodes.check_gpus(every_node, self.api.list(PODS), self.spec, replicas, self.campaign_id)]
+
+    def _makes_jobs(self) -> bool:
+        """Whether a campaign's replicas, or the pods that ask them or others, are a Job's."""
+        workloads = [experiment.workload for experiment in self.experiments]
+        return self.spec.kind is WorkloadKind.JOB or any(
+            (workload.scenario is not None and workload.scenario.kind is ScenarioKind.HTTP)
+            or (workload.server is not None and workload.server.url)
+            for workload in workloads
+        )
 
 
 def check_pod_security(api: KubernetesApi, spec: KubernetesSpec) -> Iterator[Issue]:
@@ -159,16 +164,6 @@ def _tried(name: str, check: Callable[[], Iterable[Issue]]) -> list[Issue]:
 
 def _unchecked(name: str, error: ClusterError) -> Issue:
     return Issue(IssueLevel.WARNING, name, f"not checked: {error.message}", error.advice)
-
-
-def _makes_jobs(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> bool:
-    """Whether a campaign's replicas, or the pods that ask them or others, are a Job's."""
-    workloads = [each.workload for each in experiments]
-    return spec.kind is WorkloadKind.JOB or any(
-        (each.scenario is not None and each.scenario.kind is ScenarioKind.HTTP)
-        or (each.server is not None and each.server.url)
-        for each in workloads
-    )
 
 
 def _check_version(api: KubernetesApi) -> Iterator[Issue]:
@@ -208,7 +203,7 @@ def _check_clock(api: KubernetesApi) -> Iterator[Issue]:
 def _check_token(api: KubernetesApi, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """A campaign waits for another token for as long as its limits let it; a person may be asleep by then."""
     ends_s = api.token_ends_s()
-    timings = [each.timing for each in experiments]
+    timings = [experiment.timing for experiment in experiments]
     planned_s = sum(timing.stabilise_s + timing.record_s + timing.cooldown_s for timing in timings)
     if ends_s is None or ends_s - time.time() > planned_s:
         return

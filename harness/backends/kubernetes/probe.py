@@ -67,12 +67,7 @@ def check_prometheus(
 ) -> list[Issue]:
     """What Prometheus would not record, or not as assumed.
 
-    Args:
-        server: asked with a short timeout.
-        spec: what is assumed of it.
-        experiments: that are going to run.
-        now_s: the harness's clock, seconds since the epoch.
-        nodes: that replicas may be placed on; none: it is not known which.
+    ``now_s``: the harness's clock; ``nodes``: that replicas may be placed on, none where it is not known which.
     """
     try:
         targets = _scraped(server)
@@ -305,21 +300,9 @@ class _Query:
     answered: bool = False
 
 
-def rehearse(
-    server: PrometheusServer,
-    origin: PrometheusSource,
-    metrics: Sequence[Metric],
-    timing: Timing,
-    *,
-    scrape_interval_s: float,
-    clock: Clock,
-    abort: threading.Event,
-) -> list[Issue]:
-    """Ask everything of one replica that serves until it is answered, for a bounded time."""
-    return _Rehearsal(server, origin, metrics, timing, clock).run(scrape_interval_s, abort)
+class Rehearsal:
+    """Asks everything of one replica that serves until it is answered, for a bounded time."""
 
-
-class _Rehearsal:
     def __init__(
         self,
         server: PrometheusServer,
@@ -342,6 +325,7 @@ class _Rehearsal:
             self._metrics_of.setdefault(text.raw, []).append(metric.name)
 
     def run(self, scrape_interval_s: float, abort: threading.Event) -> list[Issue]:
+        """What has no answer by then, comes too rarely or is read twice; nothing once ``abort`` is set."""
         patience_s = max(self._timing.window_s + SCRAPES * scrape_interval_s, LEAST_S)
         seen_s = now_s = self._begun_s
         while not self._done() and now_s < self._begun_s + patience_s and now_s <= seen_s + LEAST_S:

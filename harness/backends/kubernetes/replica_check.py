@@ -83,10 +83,7 @@ def refuse_apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Statu
 def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:
     """Who is not where the others are, in a sentence; empty: every neighbour is beside a measured replica, and the other way round.
 
-    Args:
-        measured: what each measured replica says of itself, with its pod and node.
-        beside: the same of the neighbours, by workload.
-        by_node: the node counts, and not the GPU.
+    ``beside``: the statuses of the neighbours, by workload; ``by_node``: the node counts, and not the GPU.
     """
     neighbours: Sequence[Status] = [status for statuses in beside.values() for status in statuses]
     named = [("", status, neighbours, "no neighbour") for status in measured]

@@ -48,14 +48,10 @@ Listener = Callable[[str, Object], None]
 
 
 class Watcher:
-    """Follows the objects of one path.
+    """Follows the objects of one path that have these labels.
 
-    Args:
-        api: of the cluster.
-        path: of the list, e.g. ``/api/v1/namespaces/inference/pods``.
-        labels: selector.
-        listener: called with ADDED, MODIFIED or DELETED and the object, from the watching thread; a deleted object as it
-            was last seen.
+    ``listener`` is called with ADDED, MODIFIED or DELETED and the object, from the watching thread; a deleted object as it
+    was last seen.
     """
 
     def __init__(self, api: KubernetesApi, path: str, *, labels: str = "", listener: Listener | None = None) -> None:
@@ -237,11 +233,8 @@ class PodMonitor:
     """Reports deaths of the replicas of one deployment.
 
     Args:
-        api: of the cluster.
-        replicas: that serve.
         watched: follows their pods already.
         folder: the attempt's; the log of a dead replica is saved there at once, for its pod may go.
-        clock: real time.
         gpu_resource: that the replicas hold some of; empty: none.
         on_death: called for each death, from a watching thread.
     """

@@ -278,7 +278,7 @@ def test_another_gpu_than_the_claims_is_not_believed(spec, dra, tmp_path):
 def found(api, spec, *modes, replicas=1, gpus=1):
     experiments = [experiment(sharing=mode, replicas=replicas, gpus=gpus) for mode in modes]
     nodes = api.list("/api/v1/nodes")
-    return [one.message for one in preflight.check_gpus(api, nodes, nodes, spec, experiments, "c0ffee")]
+    return [one.message for one in preflight.Preflight(api, spec, experiments, "c0ffee").check_gpus(nodes, nodes)]
 
 
 def test_preflight_looks_at_classes_slices_and_claims_of_others(spec, driver, dra):

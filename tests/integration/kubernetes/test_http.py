@@ -98,7 +98,7 @@ def probed(monkeypatch):
     monkeypatch.setattr(backend.monitoring, "origin", lambda *_: PrometheusSource("", "inference", ()))
 
     def probing(look):
-        monkeypatch.setattr(backend.probe, "rehearse", lambda *_, **__: look())
+        monkeypatch.setattr(backend.probe.Rehearsal, "run", lambda *_, **__: look())
         return closed
 
     return probing

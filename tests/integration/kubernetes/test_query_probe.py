@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes.probe import check_prometheus, cost_of, rehearse
+from harness.backends.kubernetes.probe import Rehearsal, check_prometheus, cost_of
 from harness.clock import SystemClock
 from harness.errors import IssueLevel
 from harness.metrics.catalogue import STANDARD, select
@@ -53,15 +53,8 @@ class Scene:
 
     def rehearse(self, *, pods=("work-a",), nodes=("n1",), abort=None, metrics="all", server=None):
         origin = PrometheusSource(self.server.url, "inference", pods, nodes)
-        return rehearse(
-            server or self.server,
-            origin,
-            select(metrics),
-            TIMING,
-            scrape_interval_s=1.0,
-            clock=SystemClock(),
-            abort=abort or threading.Event(),
-        )
+        rehearsal = Rehearsal(server or self.server, origin, select(metrics), TIMING, SystemClock())
+        return rehearsal.run(1.0, abort or threading.Event())
 
     def check(self, spec=SPEC, experiment=EXPERIMENT, ahead_s=0.0):
         clock = SystemClock()

@@ -93,7 +93,7 @@ def agree(api, pods, kind, spec, server_asks):
         asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
     [group] = objects.all_pods(asked, pods, "c0ffee")
     with in_force(api, kind, spec):
-        _, found = preflight._admitted(api, pods, [asked], "c0ffee")
+        _, found = preflight.Preflight(api, pods, [asked], "c0ffee").admitted()
         said = refused(api, group)
     assert bool(said) is any(one.severity is IssueLevel.ERROR for one in found), (said, found)
 

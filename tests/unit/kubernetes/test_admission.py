@@ -64,7 +64,7 @@ def checked(cluster, tmp_path):
             api.apply(f"{PLACE}/{path}", {"metadata": {"name": path[-1]}, "spec": its})
         if used:
             api.patch(f"{PLACE}/resourcequotas/q/status", {"status": {"used": dict(used)}})
-        _, found = preflight._admitted(api, spec, of, "mine")
+        _, found = preflight.Preflight(api, spec, of, "mine").admitted()
         for path in ("resourcequotas/q", "limitranges/l"):
             api.delete(f"{PLACE}/{path}")
         return [(each.check, each.severity, each.message, each.away) for each in found]
