@@ -122,7 +122,7 @@ def test_an_option_keeps_the_kind_of_its_default():
 
 def test_an_unknown_option_is_named_with_the_nearest_known_one():
     settings = Settings(workload="whisper", options={"new_token": 3})
-    with pytest.raises(SettingError, match=r"whisper has no option 'new_token'; did you mean `new_tokens`"):
+    with pytest.raises(SettingError, match=r"whisper has no option 'new_token'; did you mean new_tokens\?"):
         settings.known_options("model_size", "new_tokens")
 
 
