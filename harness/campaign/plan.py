@@ -36,7 +36,7 @@ START_PER_PROCESS_S = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class CampaignCost:
     """What a campaign costs.
 
     Attributes:
@@ -175,16 +175,16 @@ def experiment_duration_s(experiment: ExperimentSpec) -> float:
     return timing.stabilise_s + timing.record_s + timing.cooldown_s
 
 
-def estimate(experiments: Sequence[ExperimentSpec]) -> Estimate:
+def estimate(experiments: Sequence[ExperimentSpec]) -> CampaignCost:
     """What the experiments cost together."""
-    return Estimate(
+    return CampaignCost(
         duration_s=sum(experiment_duration_s(experiment) for experiment in experiments),
         starts_s=sum(START_S + START_PER_PROCESS_S * experiment.cell.processes for experiment in experiments),
         disk_bytes=sum(_disk_bytes(experiment) for experiment in experiments),
     )
 
 
-def most(spec: CampaignSpec) -> Estimate:
+def most(spec: CampaignSpec) -> CampaignCost:
     """What a campaign costs at most: every experiment that it may come to, and no more time than its budget."""
     cost = estimate(expand(spec))
     budget_s = spec.until_known.budget_s if spec.until_known else math.inf
@@ -208,7 +208,7 @@ def _disk_bytes(experiment: ExperimentSpec) -> int:
     return round(FIXED_BYTES + rows + telemetry + requests)
 
 
-def check_limits(spec: CampaignSpec, cost: Estimate) -> None:
+def check_limits(spec: CampaignSpec, cost: CampaignCost) -> None:
     """Hold the plan against the campaign's own limits. Raises UsageError."""
     hours = (cost.duration_s + cost.starts_s) / 3600
     if spec.limits.max_hours is not None and hours > spec.limits.max_hours:

@@ -26,7 +26,7 @@ from harness.spec.condition import crashing
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CampaignOutcome:
     """How a campaign ended: every experiment's verdict by id, in the order of the plan, and whose failure was looked for."""
 
     statuses: dict[str, Status]
@@ -61,11 +61,8 @@ class CampaignRunner:
         listener: events.Listener = lambda _event: None,
         gpus: Callable[[], NvmlGpus] = NvmlGpus,
     ) -> None:
-        self._folder = folder
-        self._backend = backend
-        self._clock = clock or SystemClock()
-        self._listener = listener
-        self._gpus = gpus
+        self._folder, self._backend, self._clock = folder, backend, clock or SystemClock()
+        self._listener, self._gpus = listener, gpus
         self._interrupted = threading.Event()
         self._attempt: Attempt | None = None
         self._lacking: dict[tuple[str, str], ImageError] = {}
@@ -76,7 +73,7 @@ class CampaignRunner:
         if self._attempt is not None:
             self._attempt.abort.set()
 
-    def run(self, *, again: Sequence[Status] = ()) -> Outcome:
+    def run(self, *, again: Sequence[Status] = ()) -> CampaignOutcome:
         """Run every experiment that is not done yet.
 
         Args:
@@ -97,49 +94,44 @@ class CampaignRunner:
             finally:
                 journal.close()
                 for sentence in self._backend.close():
-                    self._listener(events.Notice(sentence))
+                    self._say(sentence)
 
-    def _run(self, journal: Journal, again: Sequence[Status]) -> Outcome:
+    def _run(self, journal: Journal, again: Sequence[Status]) -> CampaignOutcome:
         journal.append("campaign-begins")
         for sentence in self._backend.sweep():
-            self._listener(events.Notice(sentence))
+            self._say(sentence)
         context = CampaignContext(
             self._folder, self._backend, self._clock, journal, self._listener, self._gpus, interrupted=self._interrupted
         )
         statuses: dict[str, Status] = {}
+        planner = planner_of(self._folder, journal, self._say)
         position = 0
-        begun = False
-        planner = planner_of(self._folder, journal, lambda sentence: self._listener(events.Notice(sentence)))
         while experiments := planner.following():
             done = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
             pending = [experiment for experiment in experiments if done[experiment.experiment_id] is None]
-            if not begun:
+            if not position:
                 self._begin(experiments, pending)
-                begun = True
             for experiment in experiments:
-                status = done[experiment.experiment_id]
                 position += 1
-                if status is None and planner.out_of_time():
-                    continue
-                if status is None:
+                status = done[experiment.experiment_id]
+                if status is None and not planner.out_of_time():
                     pending.remove(experiment)
                     status = self._status(experiment, position, estimate(pending).total_s, context)
                 if status is not None:
                     statuses[experiment.experiment_id] = status
             self._refuse_lack([experiment for experiment in experiments if experiment.experiment_id not in statuses])
         journal.append("campaign-ends")
-        return Outcome(statuses, planner.explained() | self._answers(statuses))
+        return CampaignOutcome(statuses, planner.explained() | self._answers(statuses))
+
+    def _say(self, sentence: str) -> None:
+        self._listener(events.Notice(sentence))
 
     def _answers(self, statuses: Mapping[str, Status]) -> frozenset[str]:
         """Experiments that are INVALID for what was looked for: a neighbour's crash, or the memory that a setting lacks."""
         invalid = [name for name, status in statuses.items() if status is Status.INVALID]
+        folders = [folder for name in invalid if (folder := self._folder.final_folder(name)).exists()]
         others_fit = len(invalid) < len(statuses)
-        folders = {name: self._folder.final_folder(name) for name in invalid}
-        return frozenset(
-            name
-            for name, folder in folders.items()
-            if folder.exists() and is_answer(read_manifest(folder), others_fit=others_fit)
-        )
+        return frozenset(folder.name for folder in folders if is_answer(read_manifest(folder), others_fit=others_fit))
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
         """Say what there is to do, or the most that it may come to."""
@@ -154,21 +146,18 @@ class CampaignRunner:
         folder = self._folder.final_folder(experiment.experiment_id)
         if not folder.exists():
             return None
-        outcome = verify_experiment(folder)
-        if outcome.ok:
-            status = read_manifest(folder).verdict.status
-            if status not in again:
-                return status
-            why = f"its verdict is {status.value}"
-        else:
-            why = str(outcome.problems[0])
+        verified = verify_experiment(folder)
+        status = read_manifest(folder).verdict.status if verified.ok else None
+        if status is not None and status not in again:
+            return status
+        why = f"its verdict is {status.value}" if status else str(verified.problems[0])
         self._set_aside(experiment, journal, why)
         return None
 
     def _set_aside(self, experiment: ExperimentSpec, journal: Journal, why: str) -> None:
         place = self._folder.set_aside(experiment.experiment_id)
         journal.append("set-aside", experiment=experiment.experiment_id, why=why, place=str(place))
-        self._listener(events.Notice(f"{experiment.experiment_id} is kept in {place} and does not count: {why}"))
+        self._say(f"{experiment.experiment_id} is kept in {place} and does not count: {why}")
 
     def _status(
         self, experiment: ExperimentSpec, position: int, remaining_s: float, context: CampaignContext
@@ -181,7 +170,7 @@ class CampaignRunner:
             status, reasons = self._experiment(experiment, position, remaining_s, context)
         except ImageError as error:
             self._lacking[_images(experiment)] = error
-            self._listener(events.Notice(f"{name} cannot be run: {error.message}"))
+            self._say(f"{name} cannot be run: {error.message}")
             return None
         self._listener(events.ExperimentEnds(name, position, status, reasons, remaining_s))
         return status
@@ -206,22 +195,18 @@ class CampaignRunner:
         """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
         for tries_left in range(experiment.limits.retries, -1, -1):
             number = self._folder.next_attempt(experiment.experiment_id)
-            attempt = Attempt(experiment, number, position, remaining_s, context)
-            self._attempt = attempt
-            if self._interrupted.is_set():
-                raise self._interruption()
+            attempt = self._attempt = Attempt(experiment, number, position, remaining_s, context)
+            self._refuse_interruption()
             attempt.measure()
-            if self._interrupted.is_set():
-                raise self._interruption()
+            self._refuse_interruption()
             if attempt.storage_error is not None:
                 raise attempt.storage_error
             verdict = attempt.judge()
             if tries_left and _wants_retry(attempt, verdict):
-                self._listener(events.Notice(f"{experiment.experiment_id} is tried again: {' '.join(verdict.reasons)}"))
+                self._say(f"{experiment.experiment_id} is tried again: {' '.join(verdict.reasons)}")
             elif attempt.publish(verdict):
                 attempt.cool_down()
-                if self._interrupted.is_set():
-                    raise self._interruption()
+                self._refuse_interruption()
                 return verdict.status, verdict.reasons
             elif attempt.storage_error is not None:
                 raise attempt.storage_error
@@ -230,11 +215,12 @@ class CampaignRunner:
             attempt.cool_down()
         return Status.INVALID, [failure.message for failure in attempt.failures]
 
-    def _interruption(self) -> CampaignInterruptedError:
-        return CampaignInterruptedError(
-            f"the campaign {self._folder.path} was interrupted; what was finished is kept.",
-            advice=f"Go on with: harness resume {self._folder.path}",
-        )
+    def _refuse_interruption(self) -> None:
+        if self._interrupted.is_set():
+            raise CampaignInterruptedError(
+                f"the campaign {self._folder.path} was interrupted; what was finished is kept.",
+                advice=f"Go on with: harness resume {self._folder.path}",
+            )
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

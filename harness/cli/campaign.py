@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.campaign import CampaignAnalysis
     from harness.campaign.folder import CampaignFolder
-    from harness.campaign.runner import Outcome
+    from harness.campaign.runner import CampaignOutcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
     from harness.results.manifest import Status
@@ -303,7 +303,7 @@ def resume(
     _run_to_its_end(folder, wanted, report=report, again=(Status.INVALID,) if retry_invalid else ())
 
 
-def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", *, report: bool) -> None:
+def _finish(outcome: "CampaignOutcome", folder: "CampaignFolder", wanted: "Thresholds", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.analysis.objective import in_sentences, objectives
     from harness.analysis.pages.tables import goodput_table
