@@ -16,7 +16,7 @@ from typing import Any
 from harness.analysis.client_result import ClientResult, evaluate
 from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
 from harness.campaign import preflight
-from harness.campaign.events import Listener, Notice, Now, ProgressWriter, RowsRecorded, StepBegins, StepEnds
+from harness.campaign.events import Listener, Notice, ProgressWriter, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
@@ -119,6 +119,10 @@ class Attempt:
         """Where the attempt's files lie until it is done."""
         return layout.attempt_folder(self.shared.folder.path, self.experiment.experiment_id, self.number)
 
+    @property
+    def _final(self) -> Path:
+        return self.shared.folder.final_folder(self.experiment.experiment_id)
+
     def measure(self) -> None:
         """Preflight, deploy, stabilise, record; and clean up, whatever came of those.
 
@@ -145,40 +149,33 @@ class Attempt:
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
+        experiment, summary, condition = self.experiment, self.summary, self.experiment.condition
         failed = {failure.message for failure in self.failures}
-        said = [each for name in ("preflight", "deploy") if name in self.steps for each in self.steps[name].reasons]
-        said += [self._stopping()["why"]] if self._stopping() else []
-        remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", each) for each in said if each not in failed]
-        open_loop, beside = self.experiment.workload.open_loop, self.experiment.condition
-        data = judge_data(self.folder, self.summary, open_loop=open_loop, waiting=waiting(beside))
-        data += self.machine.findings
-        clients = self._judge_clients()
-        self.findings = [*self._judge_hostile(), *remarks, *data, *ignored_settings(self.statuses), *clients]
+        begun = [self.steps[name] for name in ("preflight", "deploy") if name in self.steps]
+        reasons = [reason for step in begun for reason in step.reasons if reason not in failed]
+        stopping = self._stopping()
+        remarks = [*reasons, *([stopping["why"]] if stopping else [])]
+        window = Window(summary.start_s if summary else self.start_s, (summary and summary.end_s) or self.ended_s)
+        effects = neighbour_effects(experiment, self.folder, window, self.deaths, self.neighbours)
+        for effect in effects:
+            self._say(f"{experiment.experiment_id}: {effect.message}")
+        self.findings = [
+            *effects,
+            *(Finding(Severity.INFO, ReasonCode.REMARK, "", remark) for remark in remarks),
+            *judge_data(self.folder, summary, open_loop=experiment.workload.open_loop, waiting=waiting(condition)),
+            *self.machine.findings,
+            *ignored_settings(self.statuses),
+        ]
+        if summary is not None and summary.end_s is not None and self.provenance is not None:
+            self.client = evaluate(experiment, self.folder, window, statuses=self.statuses, provenance=self.provenance)
+            self.findings += self.client.findings
         return give_verdict(
             self.findings,
             failures=self.failures,
-            deaths=[death for death in self.deaths if death.neighbour not in crashing(beside)],
+            deaths=[death for death in self.deaths if death.neighbour not in crashing(condition)],
             unclean_ends=self.unclean_ends,
-            replicas=self.experiment.replicas,
+            replicas=experiment.replicas,
         )
-
-    def _judge_hostile(self) -> list[Finding]:
-        """What became of the measured replicas beside a neighbour that crashes, or takes all memory; told at once, too."""
-        identity, end_s = self.experiment.experiment_id, self.summary.end_s if self.summary else None
-        window = Window(self.start_s, end_s or self.ended_s)
-        found = neighbour_effects(self.experiment, self.folder, window, self.deaths, self.neighbours)
-        for finding in found:
-            self.shared.listener(Notice(f"{identity}: {finding.message}"))
-        return found
-
-    def _judge_clients(self) -> Sequence[Finding]:
-        """What whoever asked says of scenario, servers and objective; nothing where nothing was recorded."""
-        summary, provenance = self.summary, self.provenance
-        if summary is None or summary.end_s is None or provenance is None:
-            return []
-        window = Window(summary.start_s, summary.end_s)
-        self.client = evaluate(self.experiment, self.folder, window, statuses=self.statuses, provenance=provenance)
-        return self.client.findings
 
     def publish(self, verdict: Verdict) -> bool:
         """Export and verify; True when the experiment's folder is there and holds what it should."""
@@ -244,6 +241,9 @@ class Attempt:
         if since_s:
             self._tell("waited", step, f"goes on: what was away is back after {waited_s:.0f} s.")
 
+    def _say(self, sentence: str) -> None:
+        self.shared.listener(Notice(sentence))
+
     def _tell(self, event: str, step: str, sentence: str) -> None:
         """For whoever watches, and for `harness status`."""
         self._log(event, step, why=sentence)
@@ -256,9 +256,8 @@ class Attempt:
     def _remaining_s(self, step: str) -> float:
         """What is still to come from the beginning of ``step``, the start of the replicas included, seconds."""
         timing = self.experiment.timing
-        starts_s = estimate([self.experiment]).starts_s
         phases = {
-            "deploy": starts_s,
+            "deploy": estimate([self.experiment]).starts_s,
             "stabilise": timing.stabilise_s,
             "record": timing.record_s,
             "cool-down": timing.cooldown_s,
@@ -312,10 +311,6 @@ class Attempt:
                     shutil.rmtree(folder)
             raise
 
-    def _say(self, sentence: str) -> None:
-        """Said at once; what it does to the figures others say."""
-        self.shared.listener(Notice(sentence))
-
     def _send(
         self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]
     ) -> LoadProcess | LoadShards:
@@ -329,8 +324,7 @@ class Attempt:
         self.shared.listener(Notice(str(death)))
         wanted = self.experiment.limits.on_replica_death
         retry = wanted is OnReplicaDeath.RETRY and not crashing(self.experiment.condition)
-        measured = [each for each in self.deaths if not each.neighbour]
-        if retry or len(measured) == self.experiment.replicas:
+        if retry or sum(not dead.neighbour for dead in self.deaths) == self.experiment.replicas:
             self.abort.set()
 
     def _stabilise(self) -> None:
@@ -349,42 +343,35 @@ class Attempt:
     def _record(self) -> None:
         assert self._deployment is not None  # noqa: S101 - record follows deploy
         timing = self.experiment.timing
-        metrics = [CATALOGUE[name] for name in self.experiment.metrics]
+        identity, replicas = self.experiment.experiment_id, self.experiment.replicas
         writer = ProgressWriter(
             self.folder,
             workload=self.experiment.workload.name,
-            replicas=self.experiment.replicas,
+            replicas=replicas,
             metrics=self.experiment.metrics,
             start_s=self.start_s,
             step_s=timing.step_s,
         )
+        if timing.stop_when_known is not None:
+            self.stopping = StopRule(
+                timing.stop_when_known, self.folder, replicas=replicas, start_s=self.start_s, step_s=timing.step_s
+            )
         request = RecordingRequest(
-            metrics=metrics,
+            metrics=[CATALOGUE[name] for name in self.experiment.metrics],
             timing=timing,
             sink=writer,
             clock=self.shared.clock,
             wake=self.abort,
-            on_tick=lambda rows, of_rows: self._show(rows, of_rows, writer.now),
+            on_tick=lambda rows, of_rows: self.shared.listener(
+                RowsRecorded(identity, rows, of_rows, timing.window_s, writer.now)
+            ),
             notice=self._say,
-            enough=self._known_well(),
+            enough=self.stopping,
         )
         with writer, self._telemetry(self._deployment), self.machine.recorded():
             self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
         if self.summary.stopped:
             raise self._aborted(f"after {self.summary.rows} of {timing.rows} rows")
-
-    def _known_well(self) -> StopRule | None:
-        """Who says that enough is known, where the campaign asks for that."""
-        timing = self.experiment.timing
-        if timing.stop_when_known is not None:
-            self.stopping = StopRule(
-                timing.stop_when_known,
-                self.folder,
-                replicas=self.experiment.replicas,
-                start_s=self.start_s,
-                step_s=timing.step_s,
-            )
-        return self.stopping
 
     @contextmanager
     def _telemetry(self, deployment: Deployment) -> Iterator[None]:
@@ -399,15 +386,11 @@ class Attempt:
         finally:
             self.telemetry = telemetry.finish()
 
-    def _show(self, rows: int, of_rows: int, now: tuple[Now, ...]) -> None:
-        window_s = self.experiment.timing.window_s
-        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows, window_s, now))
-
     def _aborted(self, when: str) -> BackendError:
-        if self.deaths:
-            said = "; ".join(death.brief for death in self.deaths)  # each is told with its last lines by itself
-            return BackendError(f"stopped {when}: {said}.", code=self.deaths[0].code)
-        return BackendError(f"interrupted {when}.")
+        if not self.deaths:
+            return BackendError(f"interrupted {when}.")
+        deaths = "; ".join(death.brief for death in self.deaths)  # a notice has each with its last lines
+        return BackendError(f"stopped {when}: {deaths}.", code=self.deaths[0].code)
 
     def _clean_up(self) -> None:
         assert self._deployment is not None  # noqa: S101 - measure calls it only then
@@ -428,21 +411,22 @@ class Attempt:
     def _export(self, verdict: Verdict) -> None:
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # a refused preflight has made none
-        recorded = self.summary.rows if self.summary else 0
+        experiment, recorded = self.experiment, self.summary.rows if self.summary else 0
+        why = f"not recorded: {self.failures[0].message if self.failures else 'the recording did not begin'}"
         manifest = Manifest(
-            experiment_id=self.experiment.experiment_id,
+            experiment_id=experiment.experiment_id,
             campaign=self.shared.folder.path.name,
             attempt=self.number,
-            experiment=self.experiment,
+            experiment=experiment,
             command=["harness", *sys.argv[1:]],
             provenance=self.provenance or collect(),
             replicas=self.statuses,
             neighbours=self.neighbours,
             steps=self.steps,
-            seeds={"workload": self.experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
+            seeds={"workload": experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
             start_s=self.start_s,
-            rows=recorded or self.experiment.timing.rows,
-            absent_metrics=self.summary.absent if self.summary and recorded else self._nothing_recorded(),
+            rows=recorded or experiment.timing.rows,
+            absent_metrics=self.summary.absent if self.summary and recorded else dict.fromkeys(experiment.metrics, why),
             recording=self.summary.to_dict() if self.summary else {},
             stopping=self._stopping(),
             telemetry=self.telemetry.to_dict() if self.telemetry else {},
@@ -452,7 +436,7 @@ class Attempt:
         for name, content in (self.client.files if self.client else {}).items():
             with storage_errors(self.folder):
                 atomic_write(self.folder / name, json.dumps(content, indent=2) + "\n", replace=True)
-        finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
+        finalise(self.folder, self._final, manifest)
 
     def _stopping(self) -> dict[str, Any]:
         """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""
@@ -460,14 +444,9 @@ class Attempt:
             return {}
         return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
 
-    def _nothing_recorded(self) -> dict[str, str]:
-        why = self.failures[0].message if self.failures else "the recording did not begin"
-        return dict.fromkeys(self.experiment.metrics, f"not recorded: {why}")
-
     def _verify(self) -> None:
-        outcome = verify_experiment(self.shared.folder.final_folder(self.experiment.experiment_id))
-        if not outcome.ok:
-            problem = outcome.problems[0]
+        problem = next(iter(verify_experiment(self._final).problems), None)
+        if problem is not None:
             raise VerificationError(f"{problem.path}: {problem.message}", advice="Check the disk (dmesg, smartctl).")
 
     def _cool_down(self) -> None:

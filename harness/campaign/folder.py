@@ -37,14 +37,12 @@ _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CampaignFolder:
-    """One campaign on disk.
+    """One campaign on disk, with its spec and the hash of its file as they were when it began.
 
     Attributes:
         path: ``results/<name>-<UTC stamp>``.
         campaign_id: random, marks every process of the campaign.
-        spec: as it was when the campaign began.
         source: the file it was read from, relative to the folder above ``path``; or ``shipped:<name>``.
-        source_sha256: hash of that file's text when the campaign began.
     """
 
     path: Path
@@ -117,11 +115,7 @@ class CampaignFolder:
 
 
 def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> CampaignFolder:
-    """Make the folder of a new campaign; it appears whole, by one rename.
-
-    Raises:
-        StorageError: ``results`` cannot be written.
-    """
+    """Make the folder of a new campaign; it appears whole, by one rename. Raises StorageError."""
     stamp = layout.stamp(time.time())
     with storage_errors(results):
         results.mkdir(parents=True, exist_ok=True)

@@ -120,18 +120,11 @@ def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> Experimen
     """One repeat of one cell, with everything needed to run it. Raises UsageError for an unknown metric."""
     return ExperimentSpec.model_validate(
         {
-            "workload": cell.workload,
-            "sharing": cell.sharing,
-            "gpus": spec.gpus,
-            "mps": cell.mps,
+            **{name: getattr(spec, name) for name in ("gpus", "timing", "limits", "slo")},
+            **{name: getattr(cell, name) for name in ("workload", "sharing", "mps", "replicas", "condition")},
             "time_slice": cell.turns,
-            "replicas": cell.replicas,
             "repeat": repeat,
-            "timing": spec.timing,
             "metrics": _metrics(spec, cell),
-            "limits": spec.limits,
-            "condition": cell.condition,
-            "slo": spec.slo,
         }
     )
 
@@ -140,7 +133,7 @@ def _metrics(spec: CampaignSpec, cell: CellSpec) -> list[str]:
     """Names of the metrics of one cell: those asked for, and with ``all`` whatever its workloads publish of their own."""
     wanted = "all" if isinstance(spec.metrics, MetricSelection) else spec.metrics
     beside = cell.condition.neighbours if cell.condition else []
-    targets = [cell.workload.target, *(each.workload.target for each in beside)]
+    targets = [cell.workload.target, *(neighbour.workload.target for neighbour in beside)]
     chosen = {metric.name: metric for target in targets for metric in select(wanted, workload=target)}
     unseen = [name for name, metric in chosen.items() if _is_unseen(metric, cell.workload)]
     if unseen and wanted != "all":
@@ -165,20 +158,15 @@ def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
     All; or the first point of each of a stress campaign's series; or the repeats before the first look at what is known.
     """
     if spec.stress is None:
-        return [each for each in expand(spec) if spec.until_known is None or each.repeat <= FIRST_LOOK]
+        looked_at = FIRST_LOOK if spec.until_known else spec.most_repeats
+        return [experiment for experiment in expand(spec) if experiment.repeat <= looked_at]
     return [one_experiment(spec, cells[0], 1) for cells in spec.series()]
-
-
-def experiment_duration_s(experiment: ExperimentSpec) -> float:
-    """Seconds of the phases of one experiment."""
-    timing = experiment.timing
-    return timing.stabilise_s + timing.record_s + timing.cooldown_s
 
 
 def estimate(experiments: Sequence[ExperimentSpec]) -> CampaignCost:
     """What the experiments cost together."""
     return CampaignCost(
-        duration_s=sum(experiment_duration_s(experiment) for experiment in experiments),
+        duration_s=sum(experiment.timing.phases_s for experiment in experiments),
         starts_s=sum(START_S + START_PER_PROCESS_S * experiment.cell.processes for experiment in experiments),
         disk_bytes=sum(_disk_bytes(experiment) for experiment in experiments),
     )
@@ -210,15 +198,13 @@ def _disk_bytes(experiment: ExperimentSpec) -> int:
 
 def check_limits(spec: CampaignSpec, cost: CampaignCost) -> None:
     """Hold the plan against the campaign's own limits. Raises UsageError."""
-    hours = (cost.duration_s + cost.starts_s) / 3600
-    if spec.limits.max_hours is not None and hours > spec.limits.max_hours:
-        raise UsageError(
-            f"the campaign {spec.name} takes {hours:.1f} h, more than its limits.max_hours of {spec.limits.max_hours:g}.",
-            advice="Take fewer experiments or shorter phases, or raise the limit.",
-        )
-    gigabytes = cost.disk_bytes / 1e9
-    if spec.limits.max_disk_gb is not None and gigabytes > spec.limits.max_disk_gb:
-        raise UsageError(
-            f"the campaign {spec.name} may write {gigabytes:.1f} GB, more than its limits.max_disk_gb of {spec.limits.max_disk_gb:g}.",
-            advice="Take fewer experiments or shorter recordings, or raise the limit.",
-        )
+    limits = spec.limits
+    for name, most_of_it, needed, unit in (
+        ("max_hours", limits.max_hours, cost.total_s / 3600, "h"),
+        ("max_disk_gb", limits.max_disk_gb, cost.disk_bytes / 1e9, "GB"),
+    ):
+        if most_of_it is not None and needed > most_of_it:
+            raise UsageError(
+                f"the campaign {spec.name} takes {needed:.1f} {unit}, more than its limits.{name} of {most_of_it:g}.",
+                advice="Take fewer experiments or shorter phases, or raise the limit.",
+            )

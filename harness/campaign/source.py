@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -14,6 +13,7 @@ from harness.results.files import storage_errors
 from harness.results.layout import CAMPAIGN_JSON, CAMPAIGN_YAML
 from harness.spec import CampaignSpec
 from harness.spec.load import parse_campaign
+from harness.spec.model import nearest
 from harness.spec.yaml_tree import MAX_CHARACTERS
 
 SHIPPED = Path(__file__).with_name("shipped")
@@ -23,12 +23,7 @@ GIVEN = "given as text"
 
 @dataclass(frozen=True, slots=True)
 class CampaignSource:
-    """A campaign file as read.
-
-    Attributes:
-        text: word for word, for the results folder.
-        origin: absolute path, or ``shipped:<name>``.
-    """
+    """A campaign file as read: its text word for word, and its absolute path or ``shipped:<name>``."""
 
     spec: CampaignSpec
     text: str
@@ -41,32 +36,22 @@ def shipped_names() -> list[str]:
 
 
 def read_source(file_or_name: str) -> CampaignSource:
-    """Read a campaign file, or a shipped one by its name.
-
-    Raises:
-        CampaignFileError: there is neither, or the file has faults, or asks for what its backend cannot do.
-    """
+    """Read a campaign file, or a shipped one by its name. Raises CampaignFileError."""
     path = Path(file_or_name)
     with storage_errors(path, "read"):
-        there = path.is_file()
-    if there:
+        is_file = path.is_file()
+    if is_file:
         origin = str(path.absolute())
     elif file_or_name in shipped_names():
         path, origin = SHIPPED / f"{file_or_name}.yaml", f"{SHIPPED_PREFIX}{file_or_name}"
     else:
-        if not file_or_name:
-            raise CampaignFileError(
-                "the name of the campaign file is empty.", advice="Give a file, or write one with: harness init FILE"
-            )
         if path.is_dir():
             raise CampaignFileError(f"{path} is a folder, and no campaign file.", advice=_of_a_folder(path))
         if path.exists():
             raise CampaignFileError(f"{path} is no regular file, so no campaign file.", advice="Give a file of text.")
-        close = difflib.get_close_matches(file_or_name, shipped_names(), n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"Shipped ones are {', '.join(shipped_names())}."
         raise CampaignFileError(
-            f"there is no campaign file {file_or_name}, and no shipped campaign of that name.",
-            advice=f"{hint} Write one with: harness init FILE",
+            f"there is no campaign file {file_or_name}, and no shipped campaign of that name: {nearest(file_or_name, shipped_names())}",
+            advice="Write one with: harness init FILE",
         )
     try:
         with path.open(encoding="utf-8") as file:
@@ -88,7 +73,7 @@ def _of_a_folder(path: Path) -> str:
     """What to give instead, or which command takes it."""
     if (path / CAMPAIGN_JSON).exists():
         return f"To go on with that campaign: harness resume {quote(str(path))}. To run it anew: harness run {quote(str(path / CAMPAIGN_YAML))}"
-    files = sorted(one.name for one in path.glob("*.yaml"))
+    files = sorted(file.name for file in path.glob("*.yaml"))
     return f"Give a file of it, e.g. {quote(str(path / files[0]))}" if files else "Write one with: harness init FILE"
 
 

@@ -53,12 +53,7 @@ def give_verdict(
     unclean_ends: Sequence[str],
     replicas: int,
 ) -> Verdict:
-    """The verdict on one attempt.
-
-    INVALID: a step failed, every measured replica died, or the data say nothing. DEGRADED: a replica or a
-    neighbour died or did not end cleanly, or the data have a flaw that the report must show. ``replicas`` are those
-    measured; neighbours do not count.
-    """
+    """INVALID: a step failed, all measured ``replicas`` died, or the data say nothing. DEGRADED: somebody died or did not end cleanly, or the data have a flaw."""
     measured = sum(not death.neighbour for death in deaths)
     of_deaths = Severity.INVALID if measured == replicas else Severity.DEGRADED
     flaws = [
@@ -103,41 +98,37 @@ def crashes(
     experiment: ExperimentSpec, folder: Path, window: Window, deaths: Sequence[ReplicaDeath]
 ) -> Iterator[Finding]:
     """Whether the measured replicas survived a neighbour's crash that was wanted; nothing where none was."""
-    if not crashing(experiment.condition):
-        return
-    crashed = [death for death in deaths if death.neighbour in crashing(experiment.condition)]
-    if not crashed:
-        message = f"Whether anybody survives {', '.join(sorted(crashing(experiment.condition)))} is not known: it did not end."
+    wanted = crashing(experiment.condition)
+    crashed = [death for death in deaths if death.neighbour in wanted]
+    if wanted and not crashed:
+        message = f"Whether anybody survives {', '.join(sorted(wanted))} is not known: it did not end."
         yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
+    if not crashed:
         return
     first = min(crashed, key=lambda death: death.noticed_at_s)
+    crash_s, left_s = first.noticed_at_s, window.end_s - first.noticed_at_s
     how = str(replace(first, last_lines=first.last_lines[-1:])).rstrip(".")
-    offset_s = first.noticed_at_s - window.begin_s
-    when = f"{abs(offset_s):.1f} s {'into' if offset_s >= 0 else 'before'} the recording"
-    dead = [death for death in deaths if not death.neighbour and death.noticed_at_s > first.noticed_at_s - AT_ONCE_S]
+    side = "into" if crash_s >= window.begin_s else "before"
+    end = f", {abs(crash_s - window.begin_s):.1f} s {side} the recording. {how}."
+    dead = [death for death in deaths if not death.neighbour and death.noticed_at_s > crash_s - AT_ONCE_S]
     if dead:
-        of = f"{len(dead)} of {experiment.replicas} measured replicas died with it"
-        yield Finding(
-            Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {how}."
-        )
+        victims = f"{len(dead)} of {experiment.replicas} measured replicas died with it"
+        yield Finding(Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {victims}{end}")
         return
-    if first.noticed_at_s >= window.end_s:
-        late_s = first.noticed_at_s - window.end_s
-        message = f"Whether the victim survives is not known: the crash came {late_s:.1f} s after the recording. {how}."
+    if left_s <= 0:
+        message = (
+            f"Whether the victim survives is not known: the crash came {-left_s:.1f} s after the recording. {how}."
+        )
         yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
         return
-    served = {
-        name: requests
-        for name, requests in requests_within(folder, Window(first.noticed_at_s, window.end_s)).items()
-        if not neighbour_of(name)
-    }
-    left_s = window.end_s - first.noticed_at_s
+    after_crash = requests_within(folder, Window(crash_s, window.end_s))
+    served = {name: requests for name, requests in after_crash.items() if not neighbour_of(name)}
     if silent := [name for name, requests in served.items() if not requests]:
-        of = f"{', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it"
+        victims = f"{', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it"
         severity = Severity.INVALID if len(silent) == experiment.replicas else Severity.DEGRADED
-        yield Finding(severity, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {how}.")
+        yield Finding(severity, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {victims}{end}")
         return
-    message = f"The victim survived, and served {sum(served.values())} requests in the {left_s:.1f} s after it, {when}. {how}."
+    message = f"The victim survived, and served {sum(served.values())} requests in the {left_s:.1f} s after it{end}"
     yield Finding(Severity.INFO, ReasonCode.VICTIM_SURVIVED, "", message)
 
 

@@ -107,7 +107,7 @@ def plan(
     """
     from harness.backends.base import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, experiment_duration_s, most
+    from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
@@ -126,7 +126,7 @@ def plan(
             {
                 "campaign": source.spec.name,
                 "experiments": [
-                    {"id": spec.experiment_id, "rows": spec.timing.rows, "duration_s": experiment_duration_s(spec)}
+                    {"id": spec.experiment_id, "rows": spec.timing.rows, "duration_s": spec.timing.phases_s}
                     for spec in experiments
                 ],
                 "metrics": experiments[0].metrics,

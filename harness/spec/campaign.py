@@ -269,8 +269,8 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 "`repeats.until_known` judges after one repeat of every cell: `order` must be interleaved or random."
             )
-        cells, timing = len(self.cells()), self.timing
-        least_s = FIRST_LOOK * cells * (timing.stabilise_s + timing.record_s + timing.cooldown_s)
+        cells = len(self.cells())
+        least_s = FIRST_LOOK * cells * self.timing.phases_s
         if wanted.budget_s < least_s:
             raise ValueError(
                 f"`repeats.until_known.budget` of {wanted.budget} is too short to know anything: the {FIRST_LOOK} repeats of "

@@ -163,6 +163,11 @@ class Timing(StrictModel):
         return self.rate_window_s or RATE_WINDOW_STEPS * self.step_s
 
     @property
+    def phases_s(self) -> float:
+        """Seconds of one experiment but for the start of its replicas."""
+        return self.stabilise_s + self.record_s + self.cooldown_s
+
+    @property
     def rows(self) -> int:
         """Rows of one series: both ends of the recording included."""
         return round(self.record_s / self.step_s) + 1

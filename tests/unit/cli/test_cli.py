@@ -156,7 +156,7 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
     [
         (["rnu"], "Did you mean 'run'?"),
         (["run"], "harness run needs FILE_OR_NAME"),
-        (["run", "quikstart"], "Did you mean quickstart?"),
+        (["run", "quikstart"], "did you mean `quickstart`?"),
         (["plan", "quickstart", "--resluts", "x"], "--results"),
         (["resume", "/nowhere"], "is no campaign folder"),
         (["export", "x", "--step-s", "ten"], "'--step-s': must be a number."),

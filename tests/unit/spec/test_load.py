@@ -296,7 +296,7 @@ def test_a_folder_or_a_device_in_place_of_a_campaign_file_says_which_command_tak
 
 
 def test_an_unknown_campaign_gets_a_suggestion():
-    with pytest.raises(CampaignFileError, match="Did you mean quickstart"):
+    with pytest.raises(CampaignFileError, match="did you mean `quickstart`"):
         read_source("quikstart")
 
 
