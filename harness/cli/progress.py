@@ -33,7 +33,7 @@ from harness.results.manifest import Status
 
 if TYPE_CHECKING:
     from harness.campaign.folder import CampaignFolder
-    from harness.campaign.runner import Outcome
+    from harness.campaign.runner import CampaignOutcome
 
 ROWS_EVERY_S = 30.0
 _BAR_WIDTH = 30
@@ -42,7 +42,7 @@ MOST_REPLICAS = 16
 """Whose figures are shown one by one: more would fill the screen."""
 
 
-def run_shown(folder: CampaignFolder, again: Sequence[Status] = ()) -> Outcome:
+def run_shown(folder: CampaignFolder, again: Sequence[Status] = ()) -> CampaignOutcome:
     """Run a campaign to its end, and show on stderr how far it is. ``again``: verdicts of which experiments are run anew."""
     from harness.backends.base import make_backend
     from harness.campaign.runner import CampaignRunner
