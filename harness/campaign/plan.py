@@ -118,11 +118,13 @@ def planned_ids(spec: CampaignSpec) -> set[str]:
 
 def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> ExperimentSpec:
     """One repeat of one cell, with everything needed to run it. Raises UsageError for an unknown metric."""
+    fields = cell._asdict()
+    turns = fields.pop("turns")
     return ExperimentSpec.model_validate(
         {
             **{name: getattr(spec, name) for name in ("gpus", "timing", "limits", "slo")},
-            **{name: getattr(cell, name) for name in ("workload", "sharing", "mps", "replicas", "condition")},
-            "time_slice": cell.turns,
+            **fields,
+            "time_slice": turns,
             "repeat": repeat,
             "metrics": _metrics(spec, cell),
         }
