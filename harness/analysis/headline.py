@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.client_result import read_scenarios
-from harness.analysis.comparison_model import ComparisonQuery
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity, replicas_in_words, times, with_interval
 from harness.analysis.goodput import Best, sentences
 from harness.analysis.narrative import FEW_REPEATS, UNSTEADY_CV, answers
 from harness.analysis.questions.condition_overhead import Interference
+from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
 from harness.analysis.statistics import Estimate
 from harness.errors import ResultsPathError

@@ -12,8 +12,8 @@ from harness.errors import UsageError, counted
 from harness.extras import absent, advice_on
 
 if TYPE_CHECKING:
-    from harness.analysis.comparison_model import Answer
     from harness.analysis.contrasts.comparison import Comparison, Tested
+    from harness.analysis.questions.question import QuestionAnswer
 
 
 def register(app: typer.Typer) -> None:
@@ -172,9 +172,10 @@ def compare(
     import shlex
     import sys
 
-    from harness.analysis.comparison_model import comparison_query
-    from harness.analysis.comparison_page import answers, isolated, overheads, write_page
+    from harness.analysis.comparison_page import answers, write_page
     from harness.analysis.contrasts.comparison import gathered
+    from harness.analysis.questions.isolation import isolated, overheads
+    from harness.analysis.questions.question import comparison_query
     from harness.analysis.questions.recommendation import choices
     from harness.campaign.thresholds import judge_analyses, thresholds
 
@@ -243,14 +244,14 @@ def _line(tested: "Tested") -> dict[str, Any]:
     }
 
 
-def _records(decision: "Answer") -> list[dict[str, str]]:
+def _records(decision: "QuestionAnswer") -> list[dict[str, str]]:
     """The decision's table as people read it, a line each."""
     return decision.table.records() if decision.table else []
 
 
 def _print_comparison(
     comparison: "Comparison",
-    answered: "list[Answer]",
+    answered: "list[QuestionAnswer]",
     company: dict[str, list[str]],
     page: Path | None,
     *,
@@ -279,7 +280,7 @@ def _print_comparison(
         output.result(f"\npage: {page}")
 
 
-def _print_decision(decision: "Answer") -> None:
+def _print_decision(decision: "QuestionAnswer") -> None:
     """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
     output.result(decision.question)
     workload = ""

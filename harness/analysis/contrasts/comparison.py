@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, permutations
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, analyse, pooled_cell
 from harness.analysis.comparability import differences, refuse_unlike
 from harness.analysis.contrasts.contrast import COMPARED, Contrast, Contrasts
+from harness.analysis.metrics.catalogue import STREAM_HEADLINE
 from harness.errors import ResultsPathError, UsageError
 from harness.results.layout import WIDE
 from harness.results.manifest import Manifest
@@ -66,10 +66,6 @@ class Arm:
     sharing: str
     label: str
     cells: dict[CellKey, Cell]
-
-    def alone(self, workload: str) -> Cell | None:
-        """The cell of one replica; None when it was not measured."""
-        return self.cells.get(CellKey(workload, 1))
 
     def counts(self, workload: str) -> list[int]:
         """Replica counts measured of a workload, rising."""
@@ -123,7 +119,7 @@ class Comparison:
             Tested(key, first.label, other.label, contrast)
             for key, (first, *others) in self._rivals
             for other in others
-            for metric in COMPARED
+            for metric in (*COMPARED, *STREAM_HEADLINE)
             if (contrast := self.contrasts.of(first.cells[key], other.cells[key], metric))
         ]
 
@@ -155,10 +151,8 @@ class Comparison:
         """Every cell that is compared: workload, arm, replicas, cell; by workload, then replicas, then arm."""
         for workload in self.workloads():
             for count in self.counts(workload):
-                for arm in self.arms:
-                    cell = arm.cells.get(CellKey(workload, count))
-                    if cell is not None:
-                        yield workload, arm, count, cell
+                for arm, cell in self.with_replicas(workload, count):
+                    yield workload, arm, count, cell
 
     def counts(self, workload: str) -> list[int]:
         """Replica counts that some arm measured of a workload, rising."""
@@ -175,18 +169,25 @@ class Comparison:
         same_condition = a.rest[-1] == b.rest[-1] or self.by is By.CONDITION
         return a.side == b.side and same_condition
 
-    def gpu_alone(self, arm: Arm, workload: str) -> tuple[Cell, str] | None:
-        """The cell of one replica with the GPU to itself, and what that is; None when nothing of the kind was measured.
+    def name_of(self, cell: Cell) -> str:
+        """Of its workload here."""
+        return ALL_WORKLOADS if self.by is By.WORKLOAD else cell.workload
 
-        One of the exclusive mode where there is one, else one replica under the arm's own mode.
-        """
-        for other in self.arms:
-            if mode_of(other.sharing).own_gpu and self.alike(other, arm):
-                cell = other.alone(workload)
-                if cell is not None:
-                    return cell, other.sharing
-        own = arm.alone(workload)
-        return None if own is None else (own, "one replica")
+    def gpu_alone(self, arm: Arm, workload: str) -> Cell | None:
+        """The configuration of one replica with the GPU to itself: of the exclusive mode, else under the arm's own; None without one."""
+        alone = CellKey(workload, 1)
+        exclusive = (other for other in self.arms if mode_of(other.sharing).own_gpu and self.alike(other, arm))
+        return next((other.cells[alone] for other in (*exclusive, arm) if alone in other.cells), None)
+
+    def against_alone(self, arm: Arm, cell: Cell, metric: str) -> Contrast | None:
+        """A configuration against one replica alone; None where it is that one, or one of them does not have the metric."""
+        alone = self.gpu_alone(arm, self.name_of(cell))
+        return None if alone is None or alone is cell else self.contrasts.of(alone, cell, metric)
+
+    def with_replicas(self, workload: str, count: int) -> Iterator[tuple[Arm, Cell]]:
+        """Every arm that measured a workload with so many replicas, and what it measured."""
+        key = CellKey(workload, count)
+        return ((arm, arm.cells[key]) for arm in self.arms if key in arm.cells)
 
     def missing_modes(self) -> list[str]:
         """Sharing modes that were not measured, and how to measure them."""
@@ -197,6 +198,19 @@ class Comparison:
             return []  # all were, or there are only servers whose mode is not the harness's to set
         every = ", ".join(measured + wanted)
         return [f"Not measured: {', '.join(wanted)}. A campaign with sharing: [{every}] would tell."]
+
+
+def settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
+    """Of each workload, what of its settings decides its speed, in a few words; all that there are."""
+    found: dict[str, dict[str, None]] = {}
+    for manifest in manifests:
+        workload = manifest.experiment.workload
+        server, size = workload.server, f"batch {workload.batch_size}"
+        if workload.batch_size > 1 and round(manifest.inputs_per_request or 0) == workload.batch_size:
+            size += f" ({workload.batch_size} inputs a request)"
+        own = f"{size}, {workload.precision.value}, {workload.execution.value}"
+        found.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
+    return {name: " or ".join(words) for name, words in found.items()}
 
 
 class _Axes(NamedTuple):
@@ -239,7 +253,7 @@ def gather(
     analyses = [read(folder) for folder in folders]
     _refuse_the_same_recordings(analyses)
     beside = _apart(analyses) if by in {None, By.SHARING} else None
-    analyses = [one for one in analyses if one is not beside]
+    analyses = [analysis for analysis in analyses if analysis is not beside]
     manifests = _manifests(analyses)
     if not manifests:
         raise ResultsPathError(
@@ -262,8 +276,8 @@ def gather(
 
 def _apart(analyses: Sequence[CampaignAnalysis]) -> CampaignAnalysis | None:
     """The one campaign with conditions among several; None where more have some, or none has."""
-    found = [one for one in analyses if one.spec is not None and one.spec.conditions]
-    return found[0] if len(found) == 1 < len(analyses) else None
+    with_conditions = [analysis for analysis in analyses if analysis.spec is not None and analysis.spec.conditions]
+    return with_conditions[0] if len(with_conditions) == 1 < len(analyses) else None
 
 
 def _one_after_another(arms: Sequence[Arm]) -> list[str]:
@@ -277,7 +291,7 @@ def _one_after_another(arms: Sequence[Arm]) -> list[str]:
             for starts in [[run.data.manifest.start_s for run in arm.cells[key].used]]
             if len(starts) > 1
         ]
-        if any(one[1] < other[0] for one, other in itertools.permutations(spans, 2)):
+        if any(first[1] < second[0] for first, second in permutations(spans, 2)):
             found.append(f"{key.workload} with {key.replicas}")
     if not found:
         return []
@@ -311,21 +325,21 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 def _refuse_the_same_recordings(analyses: Sequence[CampaignAnalysis]) -> None:
     """A campaign and its own archive, or a copy under another name, are one: their rows carry the time."""
     first: dict[str, CampaignAnalysis] = {}
-    for one in analyses:
-        for item in one.experiments:
+    for analysis in analyses:
+        for item in analysis.experiments:
             rows = item.data.manifest.files.get(WIDE)
-            other = first.setdefault(rows.sha256, one) if rows and not item.damage else one
-            if other is not one:
+            other = first.setdefault(rows.sha256, analysis) if rows and not item.damage else analysis
+            if other is not analysis:
                 raise UsageError(
-                    f"{other.folder} and {one.folder} hold the same recording, of {item.name}.",
+                    f"{other.folder} and {analysis.folder} hold the same recording, of {item.name}.",
                     advice="Give each campaign once, as its folder or as its archive.",
                 )
 
 
 def _natural(analyses: Sequence[CampaignAnalysis]) -> By:
     measured = [
-        {(cell.workload, cell.replicas, cell.mode, cell.condition) for cell in one.cells if cell.used}
-        for one in analyses
+        {(cell.workload, cell.replicas, cell.mode, cell.condition) for cell in analysis.cells if cell.used}
+        for analysis in analyses
     ]
     if len(analyses) > 1 and any(a & b for a, b in combinations(measured, 2)):
         return By.CAMPAIGN
@@ -352,8 +366,17 @@ def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
                 key = CellKey(ALL_WORKLOADS if by_workload else cell.workload, cell.replicas)
                 members.setdefault(axes, {}).setdefault(key, []).append(cell)
     varying = [index for index in range(4) if len({axes[index] for axes in members}) > 1]
-    ordered = sorted(members, key=lambda axes: _rank(axes, by, names, list(members), sharing))
-    axis = _AXIS[by]
+    axis, listed = _AXIS[by], [mode.value for mode in Sharing]
+    orders = [
+        names,
+        list(dict.fromkeys(axes.workload for axes in members)),
+        sorted(sharing, key=lambda mode: listed.index(sharing[mode])),
+        list(dict.fromkeys(axes.condition for axes in members)),
+    ]  # of the values of each axis; within a side, by mode, then as the campaigns list them
+
+    def rank(axes: _Axes) -> list[int]:
+        return [orders[index].index(axes[index]) if axes[index] else 0 for index in (axis, 2, 3)]
+
     return [
         Arm(
             side=axes[axis] or "no condition",
@@ -362,28 +385,13 @@ def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
             label=", ".join(axes[index] for index in dict.fromkeys([axis, *varying]) if axes[index]) or axes.mode,
             cells={key: pooled_cell(cells) for key, cells in members[axes].items()},
         )
-        for axes in ordered
+        for axes in sorted(members, key=rank)
     ]
 
 
 def _has_side(mode: SharingMode, by: By) -> bool:
     """Whether a mode has what the sides differ in: limits where processes run side by side, slices where they take turns."""
     return mode.concurrent if by is By.SHARE else mode.takes_turns if by is By.TIME_SLICE else True
-
-
-def _rank(axes: _Axes, by: By, names: list[str], order: list[_Axes], sharing: dict[str, str]) -> tuple[int, ...]:
-    """Sides in their order; within one, as the campaigns list them."""
-    listed = [mode.value for mode in Sharing]
-    modes = sorted(sharing, key=lambda mode: listed.index(sharing[mode]))
-    conditions = list(dict.fromkeys(other.condition for other in order))
-    workloads = list(dict.fromkeys(other.workload for other in order))
-    places = (
-        names.index(axes.campaign) if axes.campaign else 0,
-        workloads.index(axes.workload),
-        modes.index(axes.mode),
-        conditions.index(axes.condition),
-    )
-    return places[_AXIS[by]], modes.index(axes.mode), conditions.index(axes.condition)
 
 
 def _distinct_names(analyses: Sequence[CampaignAnalysis]) -> list[str]:

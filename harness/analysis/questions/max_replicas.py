@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from harness.analysis.campaign import PACED, Cell
-from harness.analysis.comparison_model import Answer, ComparisonQuery
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
+from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, quantity, replicas_in_words, whole_interval
 from harness.analysis.pages.table import Entry, Table, figure_entry
+from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.statistics import Estimate
 from harness.analysis.statistics.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.sharing.modes import MODES, mode_of
@@ -34,22 +35,15 @@ class Carried:
 
 def carried(arm: Arm, workload: str, limit_s: float) -> Carried:
     """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
-    within, beyond, undecided = [], [], []
+    counts: dict[Outcome, list[int]] = {Outcome.PASS: [], Outcome.FAIL: [], Outcome.NOT_DECIDABLE: []}
     for count in arm.counts(workload):
         p99 = arm.cells[CellKey(workload, count)].estimates.get("latency_p99_exact")
-        if p99 is None or p99.low is None or p99.high is None:
-            undecided.append(count)
-        elif p99.high <= limit_s:
-            within.append(count)
-        elif p99.low > limit_s:
-            beyond.append(count)
-        else:
-            undecided.append(count)
-    breaks = min(beyond, default=None)
-    sure = [count for count in within if breaks is None or count < breaks]
+        counts[keeps(p99, limit_s) if p99 else Outcome.NOT_DECIDABLE].append(count)
+    breaks = min(counts[Outcome.FAIL], default=None)
+    sure = [count for count in counts[Outcome.PASS] if breaks is None or count < breaks]
     law = scaling_law(arm.figures(workload, "latency_p99_exact"), LATENCY_LAWS).best
     by_law = most_within(law, limit_s, max(arm.counts(workload), default=0)) if law else None
-    return Carried(max(sure, default=0), breaks, undecided, by_law)
+    return Carried(max(sure, default=0), breaks, counts[Outcome.NOT_DECIDABLE], by_law)
 
 
 def laws(comparison: Comparison) -> dict[tuple[str, str], Fit]:
@@ -64,7 +58,7 @@ def _law(arm: Arm, workload: str) -> Scaling:
     return scaling_law(arm.figures(workload, "throughput"))
 
 
-def answer(comparison: Comparison, query: ComparisonQuery) -> Answer:
+def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     """Laws, knees, memory and the count within the limit, for every workload and mode."""
     limit_s = query.latency_limit_s
     rows: list[list[str | Entry]] = []
@@ -104,7 +98,7 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> Answer:
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
     limit_column = [] if limit_s is None else [f"p99 within {quantity(limit_s, 's')}"]
-    return Answer(
+    return QuestionAnswer(
         "carrying",
         "How many replicas fit?",
         "The law is the simplest that the runs do not contradict (lack-of-fit test on the logarithms, 5 %): linear, a "

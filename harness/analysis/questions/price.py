@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from harness.analysis.campaign import Cell, Experiment, shared
-from harness.analysis.comparison_model import Answer, ComparisonQuery
 from harness.analysis.contrasts.comparison import Comparison
+from harness.analysis.contrasts.contrast import Value
 from harness.analysis.format import replicas_in_words, with_interval
-from harness.analysis.pages.table import Entry, Table, figure_entry
+from harness.analysis.pages.table import figure_entry
+from harness.analysis.questions.question import ColumnOf, ComparisonQuery, QuestionAnswer, cell_table
 from harness.analysis.statistics import Estimate, t_interval
 
-Figure = Callable[[Experiment], float | None]
 MILLION = 1e6
 _J_PER_KWH = 3.6e6
 _S_PER_H = 3600.0
@@ -19,12 +17,12 @@ _S_PER_H = 3600.0
 
 def kwh_per_million(cell: Cell) -> Estimate | None:
     """GPU energy of a million inferences, kWh, over the repeats; None where no energy was measured."""
-    return _over_runs(cell, _kwh)
+    return over_runs(cell, _kwh)
 
 
 def gpu_hours_per_million(cell: Cell) -> Estimate | None:
     """GPU hours that a million inferences take, over the repeats; None where no throughput was measured."""
-    return _over_runs(cell, _gpu_hours)
+    return over_runs(cell, _gpu_hours)
 
 
 def cost_per_million(cell: Cell, query: ComparisonQuery) -> Estimate | None:
@@ -32,49 +30,38 @@ def cost_per_million(cell: Cell, query: ComparisonQuery) -> Estimate | None:
 
     With a price for energy and no energy measured there is none: half of a cost is no cost.
     """
-    cost = cost_of_run(query)
-    return _over_runs(cell, cost) if cost else None
+    return over_runs(cell, lambda run: _cost(run, query)) if query.priced else None
 
 
-def cost_of_run(query: ComparisonQuery) -> Figure | None:
+def cost_of_run(query: ComparisonQuery) -> Value | None:
     """Gives that of one run, where it has what a price was given for; None without a price."""
-    if query.price_per_gpu_hour is None and query.price_per_kwh is None:
-        return None
-    return lambda run: _cost(run, query)
+    return (lambda run: _cost(run, query)) if query.priced else None
 
 
-def answer(comparison: Comparison, query: ComparisonQuery) -> Answer:
-    """Energy, GPU hours and cost of every cell."""
-    priced = query.price_per_gpu_hour is not None or query.price_per_kwh is not None
-    rows: list[list[str | Entry]] = []
-    for workload, arm, count, cell in comparison.cells():
-        row: list[str | Entry] = [
-            workload,
-            arm.label,
-            str(count),
-            figure_entry(kwh_per_million(cell), "kWh", cell.absent.get("energy", "")),
-            figure_entry(gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")),
-        ]
-        if priced:
-            cost = cost_per_million(cell, query)
-            row.append(figure_entry(cost, query.currency, cell.absent.get("energy", "no throughput")))
-        rows.append(row)
-    missing = (
-        []
-        if any(kwh_per_million(cell) for *_, cell in comparison.cells())
-        else ["Energy takes a GPU that tells its power."]
-    )
-    if not priced:
+def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
+    """Energy, GPU hours and cost of every configuration."""
+    columns: dict[str, ColumnOf] = {
+        "Energy": lambda _arm, cell: figure_entry(kwh_per_million(cell), "kWh", cell.absent.get("energy", "")),
+        "GPU time": lambda _arm, cell: figure_entry(
+            gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")
+        ),
+    }
+    missing = []
+    if not any(kwh_per_million(cell) for *_, cell in comparison.cells()):
+        missing.append("Energy takes a GPU that tells its power.")
+    if query.priced:
+        columns["Cost"] = lambda _arm, cell: figure_entry(
+            cost_per_million(cell, query), query.currency, cell.absent.get("energy", "no throughput")
+        )
+    else:
         missing.append("For money, give prices: harness compare ... --price-per-gpu-hour 3.50 --price-per-kwh 0.25")
-    return Answer(
+    return QuestionAnswer(
         "price",
         "At what price?",
         "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
-        "is one input, as the replicas counted them." + (f" Prices: {prices(query)}." if priced else ""),
+        "is one input, as the replicas counted them." + (f" Prices: {prices(query)}." if query.priced else ""),
         [sentence for workload in comparison.workloads() if (sentence := _sentence(comparison, workload, query))],
-        Table.of(
-            ["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3
-        ),
+        cell_table(comparison, columns),
         missing=missing,
     )
 
@@ -88,25 +75,25 @@ def prices(query: ComparisonQuery) -> str:
 
 def _sentence(comparison: Comparison, workload: str, query: ComparisonQuery) -> str:
     """The cheapest way of a workload, and the dearest."""
-    priced = query.price_per_gpu_hour is not None or query.price_per_kwh is not None
     known = [
         (estimate, arm.label, count)
         for name, arm, count, cell in comparison.cells()
-        if name == workload and (estimate := cost_per_million(cell, query) if priced else kwh_per_million(cell))
+        if name == workload and (estimate := cost_per_million(cell, query) if query.priced else kwh_per_million(cell))
     ]
     if not known:
         return ""
     cheap, dear = min(known, key=lambda way: way[0].mean), max(known, key=lambda way: way[0].mean)
-    unit, verb = (query.currency, "cost") if priced else ("kWh", "take")
+    unit, verb = (query.currency, "cost") if query.priced else ("kWh", "take")
     head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
     if cheap is dear:
         return f"{head}."
     return f"{head}, and {with_interval(dear[0], unit)} with {replicas_in_words(dear[2])} under {dear[1]}."
 
 
-def _over_runs(cell: Cell, figure: Figure) -> Estimate | None:
-    found = [value for run in cell.used if (value := figure(run)) is not None]
-    return t_interval(found, shared(cell)) if found else None
+def over_runs(cell: Cell, value: Value) -> Estimate | None:
+    """The mean of what the runs that are used have."""
+    known = [figure for run in cell.used if (figure := value(run)) is not None]
+    return t_interval(known, shared(cell)) if known else None
 
 
 def _kwh(run: Experiment) -> float | None:

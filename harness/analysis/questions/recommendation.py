@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.campaign import Cell, shared
-from harness.analysis.comparison_model import Answer, ComparisonQuery
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.price import cost_of_run
+from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.statistics import t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
@@ -155,13 +155,13 @@ def choices(comparison: Comparison, query: ComparisonQuery) -> list[Choice]:
     return [choice for choice in found if choice is not None]
 
 
-def answer(comparison: Comparison, query: ComparisonQuery) -> Answer:
+def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     """One line per workload and goal."""
     found = choices(comparison, query)
     missing = comparison.missing_modes()
     if not found:
         missing.insert(0, "One way of running was measured, so that there is nothing to choose from.")
-    return Answer(
+    return QuestionAnswer(
         "choosing",
         "Which mode for which workload?",
         "Each cell: the best way of running and its mean, then its ratio to the next way, each with the number of replicas at which it does "

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import comparison_page
-from harness.analysis.comparison_model import Answer, ComparisonQuery, comparison_query
-from harness.analysis.comparison_page import answers, overheads, write_page
-from harness.analysis.contrasts.comparison import Arm, By, CellKey, Comparison, gather
+from harness.analysis.comparison_page import answers, write_page
+from harness.analysis.contrasts.comparison import Arm, By, CellKey, Comparison, gather, settings_of
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity
 from harness.analysis.questions import max_replicas
-from harness.analysis.questions.context_switch import switching
+from harness.analysis.questions.isolation import overheads
 from harness.analysis.questions.max_replicas import carried, memory_entry
 from harness.analysis.questions.price import cost_per_million, gpu_hours_per_million, kwh_per_million
+from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer, comparison_query
 from harness.analysis.questions.recommendation import choices, costs
+from harness.analysis.questions.sharing_cost import switching
 from harness.analysis.report import mps_limits
 from harness.analysis.statistics import Estimate, t_interval
 from harness.errors import UsageError
@@ -60,15 +61,15 @@ def setup(pool: Comparison, label: str) -> Arm:
     return found
 
 
-def answered(pool: Comparison, wanted: ComparisonQuery | None = None) -> dict[str, Answer]:
+def answered(pool: Comparison, wanted: ComparisonQuery | None = None) -> dict[str, QuestionAnswer]:
     return {answer.name: answer for answer in answers_to(pool, wanted or ComparisonQuery())}
 
 
 # Answers are drawn as well, which takes seconds: once for each pool (kept, so that its id is nobody else's).
-GIVEN: dict[tuple[int, ComparisonQuery], tuple[Comparison, list[Answer]]] = {}
+GIVEN: dict[tuple[int, ComparisonQuery], tuple[Comparison, list[QuestionAnswer]]] = {}
 
 
-def answers_to(pool: Comparison, wanted: ComparisonQuery) -> list[Answer]:
+def answers_to(pool: Comparison, wanted: ComparisonQuery) -> list[QuestionAnswer]:
     key = (id(pool), wanted)
     if key not in GIVEN:
         GIVEN[key] = (pool, answers(pool, wanted))
@@ -79,10 +80,14 @@ def answers_to(pool: Comparison, wanted: ComparisonQuery) -> list[Answer]:
 def test_rates_that_were_set_are_compared_as_no_speeds(
     campaign: str, rows: int, published: Callable[[str], list[Path]]
 ) -> None:
-    given = answered(gather(published(campaign)))
+    compared = gather(published(campaign))
+    given = answered(compared)
     cost, choosing = given["cost"], given["choosing"]
     assert cost.table is not None
     assert len(cost.table.rows) == rows
+    streams = {"ttft_p50_exact", "itl_p50_exact", "itl_p99_exact"}
+    assert (streams <= {test.contrast.metric for test in compared.tests}) == ("engine" in campaign)
+    assert ("First token p50" in " ".join(cost.table.titles)) == ("engine" in campaign)
     assert not [sentence for sentence in cost.sentences if "alone" in sentence]
     assert choosing.table is not None
     assert not re.findall("throughput|fairest", str(choosing.table.rows))
@@ -109,6 +114,17 @@ def test_cost_is_told_against_one_alone_and_against_the_other_modes(pool: Compar
     assert float(gain[1]) == pytest.approx(ts / alone, rel=0.02)
     assert "1 replica: throughput under mps against exclusive: no significant difference" in said
     assert re.search(r"8 replicas: throughput under mps against time-slicing: 5\d\.\d % higher", said)
+
+
+def test_one_alone_is_found_when_workloads_are_the_sides(pool: Comparison) -> None:
+    by_workload = answered(gather([pool.analyses[0].folder], By.WORKLOAD))
+    for name in ("cost", "isolation"):
+        table = by_workload[name].table
+        assert table is not None
+        assert [row["p99 against alone"] for row in table.records()] == [
+            row["p99 against alone"]
+            for row in answered(pool)[name].table.records()  # type: ignore[union-attr]
+        ]
 
 
 def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: Comparison) -> None:
@@ -337,7 +353,7 @@ def test_the_page_says_how_the_workloads_ran(pool: Comparison, tmp_path: Path, m
         "mps: replicas use a GPU at the same time. <b>Under mps a replica that crashes can end all others on its GPU.</b>"
     ) in page
     unlike = {workload: f"batch {index}" for index, workload in enumerate(pool.workloads(), start=1)} | {"x": "batch 9"}
-    monkeypatch.setattr(comparison_page, "_settings_of", lambda _: unlike)
+    monkeypatch.setattr(comparison_page, "settings_of", lambda _: unlike)
     page = write_page(*given).read_text()
     assert "All ran with" not in page
     assert '<span class="pm">batch 1</span></th>' in page
@@ -349,5 +365,5 @@ def test_a_batch_is_told_as_the_inputs_of_a_request_where_it_is(pool: Comparison
     workload = manifest.experiment.workload.model_copy(update={"batch_size": 8})
     experiment = manifest.experiment.model_copy(update={"workload": workload})
     update = {"experiment": experiment, "replicas": [{"requests": 10, "inputs": inputs}]}
-    found = comparison_page._settings_of([manifest.model_copy(update=update)])
+    found = settings_of([manifest.model_copy(update=update)])
     assert found == {"resnet50": f"{said}, fp32, eager"}

@@ -13,7 +13,6 @@ import pytest
 
 from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
-from harness.analysis.comparison_page import isolated, overheads
 from harness.analysis.contrasts.comparison import Comparison, gather
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.pages.plot import Picture
@@ -25,7 +24,7 @@ from harness.analysis.questions.condition_overhead import (
     interference,
     judge,
 )
-from harness.analysis.questions.isolation_choice import IsolationChoice, isolation_choices
+from harness.analysis.questions.isolation import IsolationChoice, isolated, isolation_choices, overheads
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate, paired
 from harness.errors import ReasonCode

@@ -1,20 +1,24 @@
-"""One question of the comparison page, and its answer."""
+"""One question of a comparison: what it was asked with, its answer, and the table of figures that most answers have."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from harness.analysis.campaign import Cell
+from harness.analysis.contrasts.comparison import Arm, Comparison
 from harness.analysis.pages.plot import Picture
-from harness.analysis.pages.table import Table
+from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.errors import UsageError
 
 _MOST = 1_000_000_000
 """Of a limit in milliseconds, and of a price: more is a slip, and its square no number."""
 _LONGEST_CURRENCY = 12
+ColumnOf = Callable[[Arm, Cell], Entry]
 
 
 @dataclass(slots=True)
-class Answer:
+class QuestionAnswer:
     """What the measurements say to one question.
 
     Attributes:
@@ -40,19 +44,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonQuery:
-    """What the reader of the page gave.
-
-    Attributes:
-        latency_limit_s: p99 that must be kept; None: no limit.
-        price_per_gpu_hour: of one GPU; None: not given.
-        price_per_kwh: of electric energy; None: not given.
-        currency: of both; empty: not given.
-    """
+    """What the reader gave: the p99 that must be kept, prices and their currency; None or empty where nothing was given."""
 
     latency_limit_s: float | None = None
     price_per_gpu_hour: float | None = None
     price_per_kwh: float | None = None
     currency: str = ""
+
+    @property
+    def priced(self) -> bool:
+        """Whether a price was given."""
+        return self.price_per_gpu_hour is not None or self.price_per_kwh is not None
 
 
 def comparison_query(
@@ -77,3 +79,18 @@ def comparison_query(
         )
     limit_s = None if latency_limit_ms is None else latency_limit_ms / 1e3
     return ComparisonQuery(limit_s, price_per_gpu_hour, price_per_kwh, currency)
+
+
+def cell_table(comparison: Comparison, columns: Mapping[str, ColumnOf], fewest: int = 1) -> Table | None:
+    """A row for each configuration of so many replicas at least; None without any."""
+    rows = [
+        [workload, arm.label, str(count), *(column(arm, cell) for column in columns.values())]
+        for workload, arm, count, cell in comparison.cells()
+        if count >= fewest
+    ]
+    return Table.of(["Workload", "Run as", "Replicas", *columns], rows, words=3) if rows else None
+
+
+def estimated(name: str, unit: str) -> ColumnOf:
+    """A column of one metric."""
+    return lambda _arm, cell: figure_entry(cell.estimates.get(name), unit, cell.absent.get(name, ""))

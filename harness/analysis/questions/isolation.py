@@ -1,0 +1,253 @@
+"""Which mode isolates best from neighbours? What each leaves of a service beside the worst of them, and what it costs elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from harness.analysis.campaign import CampaignAnalysis, shared
+from harness.analysis.comparability import gpu_names
+from harness.analysis.contrasts.comparison import CellKey, Comparison, settings_of
+from harness.analysis.contrasts.contrast import corrected
+from harness.analysis.contrasts.outcome import Outcome
+from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
+from harness.analysis.questions.condition_overhead import Interference, Overhead, interference
+from harness.analysis.questions.recommendation import certainty, costs
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, unpaired
+
+NOT_MEASURED = (
+    "Not measured: a campaign whose conditions have neighbours, compared together with these, would tell. "
+    "Between replicas of one workload, the lowest p99 and the fairest say it."
+)
+ONE_MODE = (
+    "No neighbour was measured under two modes, so that there is nothing to choose from; two in `sharing` would tell."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What one mode leaves of a service beside its worst neighbour. ``deaths``: in how many of how many runs, by condition."""
+
+    mode: str
+    worst: Overhead | None
+    deaths: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The lower the better: a service that lives before one that dies, then the one that keeps more."""
+        dies = max((died / runs for died, runs in self.deaths.values()), default=0.0)
+        return dies, self.worst.percent.mean if self.worst else 100.0
+
+    def in_words(self, where: str) -> str:
+        """``62.2 % of its throughput kept (58.5 to 66.2)``, where, and where it died: ``, and died under beside-crash in 2 of 2 runs``."""
+        deaths = [f"under {name} in {died} of {runs} runs" for name, (died, runs) in self.deaths.items()]
+        died = f", and died {', '.join(deaths)}" if deaths else ""
+        if self.worst is None:
+            return f"no figure{where}{died}"
+        interval = ratio_interval(self.worst.contrast.ratio.scaled(100))
+        kept = f"{number(100 - self.worst.percent.mean)} % of its throughput kept{f' ({interval})' if interval else ''}"
+        return f"{kept}{where}, {self.worst.key.condition}{died}"
+
+
+@dataclass(frozen=True, slots=True)
+class IsolationChoice:
+    """The mode that leaves a service most beside its worst neighbour. ``p`` is corrected for every pair of modes of every service."""
+
+    service: str
+    best: Kept
+    next: Kept
+    neighbours: int
+    gain: Estimate | None
+    p: float | None
+    costs: str = ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """Of what the best keeps against what the runner-up does."""
+        if self.p is None:
+            return Outcome.UNKNOWN
+        return Outcome.HIGHER if self.p < SIGNIFICANCE else Outcome.NOT_SIGNIFICANT
+
+    @property
+    def choice(self) -> str:
+        """The mode, where the figures or a death tell one from the other."""
+        clear = self.outcome is Outcome.HIGHER or self.best.rank[0] < self.next.rank[0]
+        return self.best.mode if clear else f"either (here {self.best.mode})"
+
+    @property
+    def figure(self) -> str:
+        """What the best keeps, and where."""
+        where = f"the worst of {self.neighbours} conditions" if self.neighbours > 1 else "the condition"
+        return self.best.in_words(f" under {where}")
+
+    @property
+    def sure(self) -> str:
+        """How sure that is, and what the runner-up keeps."""
+        if self.gain is None:
+            return f"{self.next.mode}: {self.next.in_words('')}"
+        interval = ratio_interval(self.gain)
+        against = f"{number(self.gain.mean)} {TIMES} {self.next.mode}{f' ({interval})' if interval else ''}"
+        return f"{certainty(self.outcome)}: {against}, with {self.next.in_words(' under its worst')}"
+
+    @property
+    def sentence(self) -> str:
+        """All of it."""
+        price = f"; but {self.costs}" if self.costs else ""
+        return f"{self.service}: {self.choice}, {self.figure}; {self.sure}{price}."
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What there is to say of the goal of being isolated from neighbours.
+
+    Attributes:
+        best: the mode for every service that was measured beside neighbours under several modes.
+        instead: why no mode can be named, in a sentence, with what is known; empty where one is.
+        conditions: what those are that all this names.
+        apart: with which settings and GPU that was measured, where it was by a campaign that stands beside the others.
+    """
+
+    best: list[IsolationChoice]
+    instead: list[str]
+    conditions: str = ""
+    apart: str = ""
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it."""
+        conditions = f"({self.conditions}.)" if self.conditions else ""
+        return [*(choice.sentence for choice in self.best), *self.instead, *filter(None, [conditions, self.apart])]
+
+
+def overheads(comparison: Comparison) -> Interference | None:
+    """Every condition of one campaign against its first, paired by repeat; None without conditions, or with several such campaigns."""
+    analysis = _with_conditions(comparison)
+    return interference(analysis) if analysis else None
+
+
+def isolated(comparison: Comparison, found: Interference | None) -> Isolation:
+    """Which mode isolates best from neighbours, or why the campaigns do not say."""
+    analysis = _with_conditions(comparison)
+    conditions = analysis.spec.conditions if analysis and analysis.spec else []
+    if found is None or analysis is None or not any(condition.neighbours for condition in conditions):
+        return Isolation([], [NOT_MEASURED])
+    best = isolation_choices(comparison, analysis, found)
+    instead = [] if best else [ONE_MODE, *found.worst()]
+    explained = found.explained([*(choice.sentence for choice in best), *instead])
+    return Isolation(best, instead, explained, _apart(comparison.beside))
+
+
+def _with_conditions(comparison: Comparison) -> CampaignAnalysis | None:
+    return comparison.beside or (comparison.analyses[0] if len(comparison.analyses) == 1 else None)
+
+
+def _apart(beside: CampaignAnalysis | None) -> str:
+    if beside is None:
+        return ""
+    manifests = [experiment.data.manifest for experiment in beside.experiments]
+    settings = ", ".join(f"{name} with {words}" for name, words in settings_of(manifests).items())
+    where = gpu_names(manifests[0]) if manifests[0].gpus else "no GPU"
+    return f"Measured apart: {beside.name}, {settings}, on {where}."
+
+
+def isolation_choices(comparison: Comparison, beside: CampaignAnalysis, found: Interference) -> list[IsolationChoice]:
+    """The best mode for every service that was measured beside the same neighbours under several modes.
+
+    Args:
+        comparison: where the costs are looked up.
+        beside: the campaign with conditions.
+        found: its overheads.
+    """
+    conditions = [condition.name for condition in beside.spec.conditions if condition.neighbours] if beside.spec else []
+    ranked: dict[CellKey, list[Kept]] = {}
+    neighbours: dict[CellKey, int] = {}
+    for service in dict.fromkeys(CellKey(key.workload, key.replicas) for key in found.overheads):
+        common = _common(found, service, conditions)
+        kept = sorted(
+            (_kept(found, service, mode, common) for mode in _modes(found, service)), key=lambda mode: mode.rank
+        )
+        if common and len(kept) > 1:
+            ranked[service], neighbours[service] = kept, len(common)
+    tests = {
+        (service, a.mode, b.mode): test
+        for service, kept in ranked.items()
+        for a, b in combinations(kept, 2)
+        if (test := _test(a, b)) is not None
+    }
+    choices = []
+    for service, (best, runner_up, *_) in ranked.items():
+        gain, p = _gain(tests, service, best, runner_up)
+        words = f"{service.workload}, {replicas_in_words(service.replicas)}"
+        lost = _costs(comparison, found, best.mode, runner_up.mode)
+        choices.append(IsolationChoice(words, best, runner_up, neighbours[service], gain, p, lost))
+    return choices
+
+
+def _test(best: Kept, other: Kept) -> LogRatio | None:
+    """The shares that two modes leave; what a repeat was like has gone from each, which is a ratio within its repeat."""
+    if best.worst is None or other.worst is None:
+        return None
+    try:
+        return unpaired([*best.worst.kept.values()], [*other.worst.kept.values()])
+    except ValueError:
+        return None
+
+
+def _modes(found: Interference, service: CellKey) -> list[str]:
+    return list(dict.fromkeys(key.mode for key in found.overheads if (key.workload, key.replicas) == service))
+
+
+def _common(found: Interference, service: CellKey, conditions: Sequence[str]) -> list[str]:
+    """The conditions that every mode has an outcome of: a figure, or a death."""
+    modes: dict[str, set[str]] = {}
+    for key, by_measure in found.overheads.items():
+        measured = isinstance(by_measure["throughput"], Overhead) or key in found.died
+        if (key.workload, key.replicas) == service and measured:
+            modes.setdefault(key.condition, set()).add(key.mode)
+    return [name for name in conditions if modes.get(name) == set(_modes(found, service))]
+
+
+def _kept(found: Interference, service: CellKey, mode: str, conditions: Sequence[str]) -> Kept:
+    keys = [
+        key
+        for key in found.overheads
+        if (key.workload, key.replicas, key.mode) == (*service, mode) and key.condition in conditions
+    ]
+    losses = [loss for key in keys if isinstance(loss := found.overheads[key]["throughput"], Overhead)]
+    worst = max(losses, key=lambda loss: loss.percent.mean, default=None)
+    return Kept(mode, worst, {key.condition: found.died[key] for key in keys if key in found.died})
+
+
+def _gain(
+    tests: Mapping[tuple[CellKey, str, str], LogRatio], service: CellKey, best: Kept, runner_up: Kept
+) -> tuple[Estimate | None, float | None]:
+    """What the best keeps over what the runner-up does, and its corrected p."""
+    own = (service, best.mode, runner_up.mode)
+    test = tests.get(own)
+    if test is None or best.worst is None or runner_up.worst is None:
+        return None, None
+    overheads = (best.worst.contrast, runner_up.worst.contrast)
+    share = shared(*(cell for contrast in overheads for cell in (contrast.baseline, contrast.candidate)))
+    if test.p is None:
+        return test.estimate(share), None
+    ps = (other.careful.p for key, other in tests.items() if key != own)
+    gain, _, p = corrected(test, [min(p / share, 1.0) for p in ps if p is not None], share)
+    return gain, p
+
+
+def _costs(comparison: Comparison, found: Interference, best: str, runner_up: str) -> str:
+    """What the one mode loses against the other with as many replicas as both were measured with, workload by workload."""
+    parts = []
+    for workload in comparison.workloads():
+        for count in reversed(comparison.counts(workload)):
+            by_mode = {
+                cell.mode: cell
+                for _, cell in comparison.with_replicas(workload, count)
+                if cell.condition in {"", found.baseline}
+            }
+            if best in by_mode and runner_up in by_mode:
+                lost = costs(comparison.contrasts, by_mode[best], by_mode[runner_up])
+                parts += [f"{workload}, {replicas_in_words(count)}: {', '.join(lost)}"] if lost else []
+                break
+    return f"{'; '.join(parts)} against {runner_up}" if parts else ""

@@ -1,0 +1,263 @@
+"""What does sharing cost? Speed against one replica alone and between modes, fairness, and the GPU time that taking turns takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.campaign import Cell
+from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison, Tested
+from harness.analysis.contrasts.outcome import Outcome
+from harness.analysis.format import DASH, number, quantity, ratio_interval, replicas_in_words, times
+from harness.analysis.metrics.catalogue import ALL, STREAM_HEADLINE
+from harness.analysis.pages.curves import bars
+from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
+from harness.analysis.questions.question import ColumnOf, ComparisonQuery, QuestionAnswer, cell_table, estimated
+from harness.analysis.statistics import SIGNIFICANCE, Estimate
+from harness.sharing.modes import mode_of
+
+_FAIR = 0.9
+BUSY_PERCENT = 90.0
+"""A GPU that is idle for longer has time to give away, which hides what switching takes."""
+
+
+def cost_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnswer:
+    """What does each mode cost? Every mode against one replica that has the GPU to itself, and against the other modes."""
+    measured = {name for *_, cell in comparison.cells() for name in cell.estimates}
+    columns = {
+        "Throughput": estimated("throughput", "req/s"),
+        "throughput against alone": _against_alone(comparison, "throughput"),
+        "p50": estimated("latency_p50_exact", "s"),
+        "p99": estimated("latency_p99_exact", "s"),
+        "p99 against alone": _against_alone(comparison, "latency_p99_exact"),
+        **{ALL[name].heading: estimated(name, "s") for name in STREAM_HEADLINE if name in measured},
+        "GPU busy": estimated("gpu_utilization", "%"),
+        **({"SM active": estimated("gpu_sm_active", "%")} if "gpu_sm_active" in measured else {}),
+    }
+    return QuestionAnswer(
+        "cost",
+        "What does each mode cost?",
+        "Throughput is that of all replicas together. Alone is one replica with the GPU to itself: of the exclusive mode "
+        "where it was measured, else one replica under the same mode.",
+        [sentence for workload in comparison.workloads() for sentence in _costs_in_words(comparison, workload)],
+        cell_table(comparison, columns),
+        missing=comparison.missing_modes(),
+    )
+
+
+def _against_alone(comparison: Comparison, metric: str) -> ColumnOf:
+    def entry(arm: Arm, cell: Cell) -> Entry:
+        alone = comparison.gpu_alone(arm, comparison.name_of(cell))
+        if alone is None:
+            return ratio_entry(None, "one replica alone was not measured")
+        if alone is cell:
+            return Entry("1")
+        contrast = comparison.contrasts.of(alone, cell, metric)
+        return ratio_entry(contrast.ratio if contrast else None, cell.absent.get(metric, "not measured alone"))
+
+    return entry
+
+
+def _costs_in_words(comparison: Comparison, workload: str) -> Iterator[str]:
+    many = comparison.counts(workload)[-1]
+    parts = []
+    for arm, cell in comparison.with_replicas(workload, many):
+        gain = None if cell.paced else comparison.against_alone(arm, cell, "throughput")
+        if gain is not None:
+            speed = f"{100 * gain.ratio.mean / many:.0f} %"
+            parts.append(f"{times(gain.ratio)} under {arm.label}, so each works at {speed} of its speed alone")
+    if parts:
+        yield f"{workload}: {replicas_in_words(many)} together serve, against one alone, {'; '.join(parts)}."
+    for tested in comparison.tests:
+        if tested.key.workload == workload and tested.contrast.metric == "throughput":
+            yield _versus(tested)
+
+
+def _versus(tested: Tested) -> str:
+    """One comparison in words, whatever its outcome."""
+    contrast, (workload, replicas) = tested.contrast, tested.key
+    head = f"{workload}, {replicas_in_words(replicas)}: throughput under {tested.b} against {tested.a}"
+    if contrast.outcome is Outcome.UNKNOWN:
+        return f"{head}: {contrast.sentence}."
+    interval = ratio_interval(contrast.ratio)
+    ratio = number(contrast.ratio.mean) + (f", 95 % interval {interval}" if interval else "")
+    return f"{head}: {contrast.sentence} (ratio {ratio})."
+
+
+def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnswer:
+    """How well does it isolate? Fairness, Jain's index, and p99 beside others against p99 alone."""
+
+    def index(name: str) -> ColumnOf:
+        return lambda _arm, cell: figure_entry(_capped(cell.estimates.get(name)), "", cell.absent.get(name, ""))
+
+    def growth(arm: Arm, cell: Cell) -> Entry:
+        contrast = comparison.against_alone(arm, cell, "latency_p99_exact")
+        return ratio_entry(contrast.ratio if contrast else None, "no p99 alone or beside others")
+
+    columns = {
+        "Slowest / fastest": index("fairness"),
+        "Jain": index("jain"),
+        "p99 against alone": growth,
+        "p99 of the worst replica": estimated("latency_p99_worst", "s"),
+    }
+    table = cell_table(comparison, columns, fewest=2)
+    return QuestionAnswer(
+        "isolation",
+        "How well does it isolate?",
+        "Perfect isolation is a p99 that company does not change (1 against alone) and replicas that all get the same "
+        "(slowest over fastest and Jain's index 1).",
+        [sentence for workload in comparison.workloads() for sentence in _fairness_in_words(comparison, workload)],
+        table,
+        missing=[
+            *([] if table else ["More than one replica in `replicas` would tell how they share."]),
+            *comparison.missing_modes(),
+        ],
+    )
+
+
+def _fairness_in_words(comparison: Comparison, workload: str) -> Iterator[str]:
+    many = comparison.counts(workload)[-1]
+    for arm, cell in comparison.with_replicas(workload, many) if many > 1 else ():
+        parts = []
+        if growth := comparison.against_alone(arm, cell, "latency_p99_exact"):
+            parts.append(f"p99 is {times(growth.ratio)} what it is alone")
+        fairness = cell.estimates.get("fairness")
+        if fairness is not None and not cell.paced:
+            fair = "fair" if fairness.mean >= _FAIR else "unfair"
+            parts.append(f"the slowest replica serves {100 * fairness.mean:.1f} % of what the fastest does ({fair})")
+        if parts:
+            yield f"{workload} under {arm.label}, {many} replicas: {'; '.join(parts)}."
+
+
+def _capped(estimate: Estimate | None) -> Estimate | None:
+    """An index that cannot exceed 1 has no interval beyond it."""
+    if estimate is None or estimate.half_width is None or estimate.low is None:
+        return estimate
+    half = min(estimate.half_width, max(estimate.mean - estimate.low, 0.0))
+    return Estimate(estimate.mean, estimate.mean - half, min(1.0, estimate.mean + half), estimate.n, estimate.cv)
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """What taking turns costs against one reference at equal work. ``p`` is the corrected one of their throughputs."""
+
+    workload: str
+    replicas: int
+    reference: str
+    extra_s: Estimate
+    share: float
+    p: float | None
+
+    @property
+    def against(self) -> str:
+        """The reference in words."""
+        return "one process alone" if self.reference == "alone" else f"the same under {self.reference.upper()}"
+
+    @property
+    def sentence(self) -> str:
+        """The answer."""
+        head = f"{self.workload}, {replicas_in_words(self.replicas)} taking turns, against {self.against}"
+        share, extra_s = f"{100 * self.share:+.1f} %", self.extra_s
+        amount = f"{quantity(extra_s.mean, 's')} per request, {share}"
+        if self.p is None:
+            return f"{head}: {amount}; a single run cannot tell whether that is more than chance."
+        if self.p >= SIGNIFICANCE:
+            return f"{head}: no significant cost ({amount}, p = {self.p:.2g})."
+        if extra_s.mean < 0:
+            return (
+                f"{head}: none that can be told. They fill gaps that one process leaves although its GPU counts as busy, and win "
+                f"{quantity(-extra_s.mean, 's')} per request ({share})."
+            )
+        known = extra_s.low is not None and extra_s.high is not None
+        between = (
+            f"{quantity(extra_s.low or 0.0, 's')} to {quantity(extra_s.high or 0.0, 's')}" if known else "not known"
+        )
+        return f"{head}: {amount} (95 % interval {between})."
+
+
+def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
+    """Every cost that the measurements give, and why they do not give others."""
+    found: list[Switching] = []
+    missing: list[str] = []
+    for arm in comparison.arms:
+        if not mode_of(arm.sharing).takes_turns:
+            continue
+        neighbours = [
+            other for other in comparison.arms if mode_of(other.sharing).concurrent and comparison.alike(arm, other)
+        ]
+        for workload in comparison.workloads():
+            alone = comparison.gpu_alone(arm, workload)
+            busy = alone.estimates.get("gpu_utilization") if alone else None
+            if busy and busy.mean < BUSY_PERCENT:
+                missing.append(
+                    f"{workload}: one replica alone keeps the GPU {busy.mean:.0f} % busy, so that sharing fills idle time, and "
+                    "what switching takes cannot be told from it. A larger batch_size or execution: cuda-graph would keep it busy."
+                )
+            for key in (CellKey(workload, count) for count in arm.counts(workload) if count > 1):
+                cell = arm.cells[key]
+                if alone and busy and busy.mean >= BUSY_PERCENT:
+                    found += _against(comparison, cell, alone, "alone")
+                for other in (other.cells[key] for other in neighbours if key in other.cells):
+                    found += _against(comparison, cell, other, other.mode)
+    return found, missing
+
+
+def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnswer:
+    """What does context switching cost? Extra GPU time per request of time-slicing, against one process alone and against MPS."""
+    costs, missing = switching(comparison)
+    rows = [
+        [
+            cost.workload,
+            str(cost.replicas),
+            cost.against,
+            figure_entry(cost.extra_s, "s", least=-math.inf),
+            Entry(f"{100 * cost.share:+.1f} %"),
+            Entry(DASH, reason="a single run has no spread") if cost.p is None else Entry(f"{cost.p:.2g}"),
+        ]
+        for cost in costs
+    ]
+    taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
+    if not any(place.replicas > 1 for arm in taking_turns for place in arm.cells):
+        missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
+    points = [
+        (
+            f"{cost.workload}, {cost.replicas} replicas, against {cost.against}",
+            cost.extra_s.scaled(100 * cost.share / cost.extra_s.mean),
+        )
+        for cost in costs
+        if cost.extra_s.mean
+    ]
+    plot = bars(
+        "switching",
+        "GPU time that taking turns adds to each request, with 95 % intervals",
+        "% of the time that a request takes otherwise",
+        points,
+    )
+    return QuestionAnswer(
+        "switching",
+        "What does context switching cost?",
+        "At equal work on a busy GPU, a request takes 1 / (throughput of all) of GPU time. Switching costs what that time "
+        f"grows by when processes take turns: against one process that keeps the GPU at least {BUSY_PERCENT:.0f} % busy by itself, the switching "
+        "proper; against the same processes under MPS, everything that taking turns gives up, running side by side included.",
+        [cost.sentence for cost in costs],
+        Table.of(["Workload", "Replicas", "Against", "Extra time per request", "Of its time", "p"], rows, words=3)
+        if rows
+        else None,
+        [plot] if plot else [],
+        missing + comparison.missing_modes(),
+    )
+
+
+def _against(comparison: Comparison, cell: Cell, reference: Cell, name: str) -> list[Switching]:
+    """By the contrast of the throughputs: a request takes as much longer as the throughput is lower."""
+    contrast = None if cell.paced else comparison.contrasts.of(cell, reference, "throughput")
+    if contrast is None:
+        return []
+    time_s = float(np.mean([1 / rate for rate in reference.figures("throughput")]))
+    ratio = contrast.ratio
+    low, high = (None if end is None else time_s * (end - 1) for end in (ratio.low, ratio.high))
+    extra = Estimate(time_s * (ratio.mean - 1), low, high, ratio.n, None, ratio.note)
+    return [Switching(cell.workload, cell.replicas, name, extra, ratio.mean - 1, contrast.corrected_p)]
