@@ -114,7 +114,7 @@ def holds(value, depth=2):
     if hasattr(kind, "__dataclass_fields__"):
         names = list(kind.__dataclass_fields__)
         return any(holds(getattr(value, name, None), depth - 1) for name in names)
-    return kind.__module__.startswith("harness.replica") and any(
+    return kind.__module__.startswith(("harness.replica", "harness.traffic")) and any(
         holds(getattr(value, name, None), depth - 1) for name in ("_pending",)
     )
 

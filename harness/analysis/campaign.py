@@ -12,7 +12,7 @@ from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_
 from harness.analysis.metrics.catalogue import METRICS, OWN
 from harness.analysis.metrics.measured import Measured, measure
 from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
-from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
+from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of, storage_errors
@@ -271,7 +271,7 @@ def analyse(folder: Path) -> CampaignAnalysis:
     cells = _cells(folder, experiments, spec)
     _relate_to_one_replica(cells)
     stressed = spec is not None and spec.stress is not None
-    runs = {each.name: run_of(each.data) for each in experiments if not each.damage} if stressed else {}
+    runs = {each.name: run_of(each.data.keeping()) for each in experiments if not each.damage} if stressed else {}
     stress_series = series_of(spec, runs)
     progress = None
     if spec is not None and spec.until_known is not None:
@@ -371,7 +371,7 @@ def _average(cell: Cell) -> None:
     for name in (*METRICS, *own):
         figures = cell.figures(name)
         if figures:
-            cell.estimates[name] = nonnegative(t_interval(figures, shared(cell)))
+            cell.estimates[name] = t_interval(figures, shared(cell), least=0.0)
             continue
         reasons = [experiment.measured.absent.get(name) for experiment in cell.used]
         cell.absent[name] = next((reason for reason in reasons if reason), "no run can be used")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis import objective
-from harness.analysis.metrics.requests import ClientRequests, count_statuses, read_requests
+from harness.analysis.read import ClientRequests, count_statuses, read_requests
 from harness.errors import ReasonCode, ResultsPathError
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
@@ -28,10 +28,10 @@ from harness.results.requests import (
     ROW,
     RequestTable,
     Window,
-    chunks_of,
-    from_log,
     latency_ns,
     read,
+    records_of,
+    to_rows,
 )
 from harness.spec import ExperimentSpec, ScenarioKind, ServerSpec
 from harness.spec.server import OPENAI
@@ -227,7 +227,7 @@ def _scenario(
 def _service(folder: Path, window: Window) -> ClientRequests:
     """The times that the model took, as if they were requests."""
     logs = sorted((folder / layout.REPLICAS).glob(f"replica-*/{layout.SERVICES}"))
-    rows = [from_log(chunk, number) for number, log in enumerate(logs) for chunk in chunks_of(log, LATENCY)]
+    rows = [to_rows(records_of(log, LATENCY), number) for number, log in enumerate(logs)]
     table = RequestTable(np.concatenate([np.empty(0, ROW), *rows]), ())
     return read_requests(table, folder, window)
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.metrics.requests import ClientRequests, tpot_ns
-from harness.analysis.statistics import nearest_rank
+from harness.analysis.read import ClientRequests, times_ns
+from harness.analysis.statistics import percentile
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.requests import NS_PER_MS, NS_PER_S, Window, latency_ns
@@ -173,7 +173,7 @@ def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
             met &= every["itl_p99_ns"] <= limit_ns
             samples.append(_of_gaps(name, limit_ms, quantile, requests.gaps))
             continue
-        values_ns = _of_each(every, what)
+        values_ns = times_ns(every, what)
         known = well | (abandoned & (what == "ttft") & ~np.isnan(values_ns))
         within = known & ~(values_ns > limit_ns)
         met &= within
@@ -215,20 +215,6 @@ def title_of(name: str) -> str:
         return "errors"
     what, percent, _ = name.split("_")
     return f"{_TITLES[what]} {percent}"
-
-
-def _of_each(every: npt.NDArray[Any], what: str) -> npt.NDArray[np.float64]:
-    """The time of each request that a limit is about, nanoseconds; NaN where it has none."""
-    if what == "latency":
-        return latency_ns(every).astype(np.float64)
-    values_ns = np.full(len(every), np.nan)
-    streamed = every["first_token_ns"] >= 0
-    if what == "ttft":
-        values_ns[streamed] = (every["first_token_ns"] - every["intended_ns"])[streamed]
-        return values_ns
-    several = streamed & (every["output_tokens"] > 1)
-    values_ns[several] = tpot_ns(every[several])
-    return values_ns
 
 
 def _of_gaps(name: str, limit_ms: float, quantile: float, gaps: npt.NDArray[Any]) -> Sample:
@@ -374,6 +360,6 @@ def _part(sample: Sample, window: Window) -> Part:
     undecided = int(sample.undecided.sum())
     if sample.values_ns is None:
         return Part(sample.name, sample.limit, share, share, low, high, sample.limit, undecided)
-    value = nearest_rank(sample.values_ns, sample.quantile) / NS_PER_MS if len(sample.values_ns) else None
+    value = percentile(sample.values_ns, sample.quantile, least=1) / NS_PER_MS if len(sample.values_ns) else None
     allowed = round(1 - sample.quantile, 6)
     return Part(sample.name, sample.limit, value, share, low, high, allowed, undecided)

@@ -1,38 +1,181 @@
-"""One finished experiment, read back from its files."""
+"""One finished experiment, read back from its files, and the requests that belong to its recording.
+
+A request belongs to the recording in which it ends, as the replicas' counters see it: under overload it was meant to be sent
+long before. Latency and the time to the first token count from the intended time, so that a late client is no excuse.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import ValidationError
 
+from harness.analysis.statistics import percentile
 from harness.analysis.statistics.distributions import Floats
 from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import CodedTexts, Columns, read_columns, read_together
 from harness.results.files import read_document, read_object, storage_errors
-from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, REQUESTS, STATE, TELEMETRY, metric_files
+from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
-from harness.results.requests import RequestTable, Window, is_of_requests, read, well
+from harness.results.requests import NS_PER_S, RequestTable, Rows, Window, gaps, is_of_requests, read
 from harness.spec import CampaignSpec
 from harness.spec.model import first_in_words
+from harness.traffic.records import OK
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NS = 1e9
+_NO_REQUEST = "no request ended within the recording"
+_NO_STREAM = "the answers were no streams of tokens"
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+_GAP = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("status", "<i8")])
 
-
+Array = npt.NDArray[Any]
 T = TypeVar("T")
 
 
 class NotMeasuredError(ValueError):
     """A figure that the experiment does not give; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class ClientRequests:
+    """The requests of one recording, of one replica or of all.
+
+    Attributes:
+        window: the recording.
+        rows: those that ended in it.
+        well: of these, those that were answered well.
+        under_way: those that had begun and not ended when it ended.
+        gaps: after a token, that ended in the recording or were under way at its end; each with its request's status where
+            the request ended without another token, else OK.
+        intended: how many requests were meant to be sent in it.
+        replicas: who has a log.
+    """
+
+    window: Window
+    rows: Rows
+    well: Rows
+    under_way: Rows
+    gaps: Array
+    intended: int
+    replicas: tuple[int, ...]
+
+    @property
+    def every(self) -> Rows:
+        """The requests that an objective is held against."""
+        return np.concatenate([self.rows, self.under_way])
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """How many were not answered well, by status."""
+        return count_statuses(self.rows[self.rows["status"] != OK])
+
+    def seconds(self, what: str) -> Floats:
+        """The values of ``latency``, ``ttft``, ``tpot``, ``itl`` or ``send_error``. Raises NotMeasuredError where there are none."""
+        if what == "itl":
+            closed = self.gaps[(self.gaps["status"] == OK) & self.window.holds(self.gaps["end_ns"])]
+            values_ns = closed["end_ns"] - closed["begin_ns"]
+        else:
+            values_ns = times_ns(self.rows if what == "send_error" else self.well, what)
+        values: Floats = values_ns[~np.isnan(values_ns)] / NS_PER_S
+        if not len(values):
+            raise NotMeasuredError(_NO_STREAM if len(self.well) else _NO_REQUEST)
+        return values
+
+    def tokens_per_s(self, column: str) -> float:
+        """Of ``input_tokens`` or ``output_tokens``, of the requests that were answered well."""
+        return int(self.well[column].clip(0).sum()) / self.window.duration_s
+
+    def milliseconds(self, what: str) -> dict[str, float]:
+        """Mean and percentiles of ``what``, as far as the sample supports them: a p99 takes 100 requests."""
+        try:
+            values = 1e3 * self.seconds(what)
+        except NotMeasuredError:
+            return {}
+        known = {"mean": float(values.mean())}
+        for name, quantile in QUANTILES.items():
+            with suppress(ValueError):
+                known[name] = percentile(values, quantile)
+        return {name: round(value, 6) for name, value in known.items()}
+
+
+def read_requests(table: RequestTable, folder: Path, window: Window, replica: int | None = None) -> ClientRequests:
+    """The requests of a recording, of one replica or of all.
+
+    Args:
+        table: of the run.
+        folder: of the run, which has the logs of gaps.
+        window: the recording.
+        replica: whose; None: of all.
+
+    Raises:
+        ResultsPathError: a file is not ours.
+        StorageError: it cannot be read.
+    """
+    rows = table.rows if replica is None else table.of(replica)
+    replicas = table.replicas if replica is None else (replica,)
+    streams = (rows["first_token_ns"] >= 0).any()
+    between = [_gaps(gaps(folder, one), table.of(one), window) for one in replicas] if streams else []
+    ended = rows[window.holds(rows["end_ns"])]
+    return ClientRequests(
+        window,
+        ended,
+        ended[ended["status"] == OK],
+        rows[_under_way(rows["intended_ns"], rows["end_ns"], window)],
+        np.concatenate([np.empty(0, _GAP), *between]),
+        int(window.holds(rows["intended_ns"]).sum()),
+        replicas,
+    )
+
+
+def times_ns(rows: Rows, what: str) -> Floats:
+    """``latency``, ``ttft``, ``tpot`` or ``send_error`` of each row, nanoseconds; NaN where it has none.
+
+    ``tpot`` is the mean time of each output token after the first, of streams with more than one.
+    """
+    since = {"latency": "end_ns", "ttft": "first_token_ns", "send_error": "sent_ns"}
+    if what in since:
+        instants = rows[since[what]]
+        return np.where(instants >= 0, instants - rows["intended_ns"], np.nan)
+    several = (rows["first_token_ns"] >= 0) & (rows["output_tokens"] > 1)
+    spent_ns = np.where(several, rows["end_ns"] - rows["first_token_ns"], np.nan)
+    each_ns: Floats = spent_ns / np.maximum(rows["output_tokens"] - 1, 1)
+    return each_ns
+
+
+def count_statuses(rows: Rows) -> dict[str, int]:
+    """How many rows have each status, by its number."""
+    return {str(status): count for status, count in sorted(Counter(rows["status"].tolist()).items())}
+
+
+def _gaps(log: Rows, rows: Rows, window: Window) -> Array:
+    between = np.empty(len(log), _GAP)
+    between["begin_ns"] = log["start_ns"]
+    between["end_ns"] = log["start_ns"] + log["gap_ns"]
+    between["status"] = OK
+    failed = rows[rows["status"] != OK]
+    for status in np.unique(failed["status"]):
+        last = np.isin(between["end_ns"], failed["end_ns"][failed["status"] == status])
+        between["status"][last] = status
+    begin_ns, end_ns = between["begin_ns"], between["end_ns"]
+    return between[window.holds(end_ns) | _under_way(begin_ns, end_ns, window)]
+
+
+def _under_way(begin_ns: Array, end_ns: Array, window: Window) -> npt.NDArray[np.bool_]:
+    """What had begun and not ended when the recording ended."""
+    over_ns = round(window.end_s * NS_PER_S)
+    open_at_end: npt.NDArray[np.bool_] = (begin_ns < over_ns) & (end_ns >= over_ns)
+    return open_at_end
 
 
 @dataclass(frozen=True)
@@ -42,7 +185,7 @@ class ExperimentData:
     Attributes:
         folder: of the experiment.
         manifest: its manifest.
-        kept: what was read, by metric or file; None keeps none.
+        kept: what was read, by metric or file; None keeps none but the requests.
     """
 
     folder: Path
@@ -121,23 +264,21 @@ class ExperimentData:
         """From the first row to the last."""
         return Window(self.manifest.start_s, self.manifest.start_s + self.duration_s)
 
-    def requests(self) -> RequestTable:
-        """Every request. Raises NotMeasuredError when part of it is not there: the rest is not the experiment."""
+    @cached_property
+    def requests(self) -> ClientRequests:
+        """What whoever asked saw in the recording. Raises NotMeasuredError when part of it is not there."""
         listed = [name for name in self.manifest.files if is_of_requests(name)]
         present = sum((self.folder / name).is_file() for name in listed)
         if present < len(listed):
             raise NotMeasuredError(f"{present} of {len(listed)} logs of requests are there")
-        table = self._kept(REQUESTS, lambda: read(self.folder))
-        if table is None:
+        if (table := read(self.folder)) is None:
             raise NotMeasuredError("the replicas wrote no latency log")
-        return table
+        return read_requests(table, self.folder, self.window)
 
     def served_rates(self) -> dict[int, float]:
         """Requests per second that each replica's log has in the recording. Raises NotMeasuredError."""
-        table, window = self.requests(), self.window
-        rows = well(table.rows)
-        inside = rows["replica"][window.holds(rows["end_ns"])]
-        return {replica: int((inside == replica).sum()) / self.duration_s for replica in table.replicas}
+        served = self.requests.well["replica"]
+        return {replica: int((served == replica).sum()) / self.duration_s for replica in self.requests.replicas}
 
     def telemetry(self) -> pd.DataFrame:
         """The fast series within the recording, index ``elapsed_s`` since its start. Raises NotMeasuredError."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
-from harness.analysis.metrics.requests import read_requests
 from harness.analysis.metrics.traced import memory_peak_percent
 from harness.analysis.objective import Outcome, read_objective, unmet
 from harness.analysis.read import ExperimentData, NotMeasuredError
@@ -410,7 +409,7 @@ def _served(data: ExperimentData) -> Served | None:
     slo = read_objective(data.folder)
     if not slo:
         return None
-    tokens = read_requests(data.requests(), data.folder, data.window).tokens_per_s("output_tokens")
+    tokens = data.requests.tokens_per_s("output_tokens")
     try:
         joules = energy_j(data)[0] / (tokens * data.duration_s) * 1000 if tokens else None
     except NotMeasuredError:
@@ -432,7 +431,7 @@ def _each(runs: Sequence[LoadRun], name: str) -> list[float]:
 
 def _figures(data: ExperimentData) -> dict[str, Estimate]:
     """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none."""
-    rows = well(data.requests().rows)
+    rows = well(data.requests.every)
     if data.duration_s <= 0:
         raise NotMeasuredError("nothing was recorded")
     starts_s = rows["intended_ns"] / _NS - data.manifest.start_s

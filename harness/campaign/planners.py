@@ -29,7 +29,7 @@ from harness.errors import HarnessError, UsageError
 from harness.results import layout
 from harness.results.files import read_document
 from harness.results.manifest import Status
-from harness.results.requests import LogTail
+from harness.results.requests import LatencyTail
 from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
 from harness.spec.load import require
 
@@ -383,7 +383,7 @@ class StopRule:
         self._start_ns = round(start_s * _NS)
         self._step_s = step_s
         self._tails = [
-            LogTail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)
+            LatencyTail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)
         ]
         self._requests = Requests(wanted.min_s / FIRST_SLICES, counters=replicas)
         self._looks = Looks(wanted.min_s, [metric.value for metric in wanted.metrics], wanted.relative_half_width)

@@ -5,7 +5,7 @@ While a run lasts, whoever measures a request appends it to a log of little-endi
 ``load/requests.bin`` (``GENERATED``). A process killed in mid-write leaves a torn last record, which is dropped. The client
 is believed: where the generator has a log, what its replicas logged is kept beside the table and only counted.
 
-Runs that were recorded before there was the table are converted when they are read.
+Runs from before there was the table are converted when they are read; so are condensed ones (``condensed.py``).
 """
 
 from __future__ import annotations
@@ -24,41 +24,35 @@ from harness.errors import ResultsPathError
 from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
 from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, REQUESTS, workload_folders
-from harness.results.packed import OLD_SUFFIX, int64_array, is_packed, pack, unpack
-from harness.traffic.records import (
-    CLIENT_FIELDS,
-    GENERATED_FIELDS,
-    LATENCY_FIELDS,
-    NONE,
-    OK,
-)
+from harness.traffic.records import CLIENT_FIELDS, GENERATED_FIELDS, LATENCY_FIELDS, NONE, OK
 
 LOAD_LOG = "load/requests.bin"
 CLIENT_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
+OLD_SUFFIX = ".times"
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 COLUMNS = (
-    "replica",
-    "intended_ns",
-    "sent_ns",
-    "first_token_ns",
-    "end_ns",
-    "itl_p99_ns",
-    "input_tokens",
-    "output_tokens",
-    "status",
+    *("replica", "intended_ns", "sent_ns", "first_token_ns", "end_ns"),
+    *("itl_p99_ns", "input_tokens", "output_tokens", "status"),
 )
 """Of the table. Instants are since the epoch; ``itl_p99_ns`` is that of the answer's own gaps."""
-ROW = np.dtype([(name, "<i8") for name in COLUMNS])
-LATENCY = np.dtype([(name, "<i8") for name in LATENCY_FIELDS])
-GAP = np.dtype([("start_ns", "<i8"), ("gap_ns", "<i8")])
-CLIENT = np.dtype([(name, "<i8") for name in CLIENT_FIELDS])
-GENERATED = np.dtype([(name, "<i8") for name in GENERATED_FIELDS])
-_PACKED = ("intended_ns", "latency_ns", "send_error_ns", *CLIENT_FIELDS[3:], "replica")
-_REPLICAS_KEY = b"harness.replicas"
+
+
+def _record(*names: str) -> np.dtype[np.void]:
+    return np.dtype([(name, "<i8") for name in names])
+
+
+ROW = _record(*COLUMNS)
+LATENCY = _record(*LATENCY_FIELDS)
+GAP = _record("start_ns", "gap_ns")
+CLIENT = _record(*CLIENT_FIELDS)
+GENERATED = _record(*GENERATED_FIELDS)
+REPLICAS_KEY, PACKED_KEY = b"harness.replicas", b"harness.packed"
+"""Of a file's metadata: who has a log; how a condensed table is packed."""
 _CHUNK_RECORDS = 1 << 18
 _READINGS = 51
 """Times of reading a counter that are tried, between a step before its row and the row."""
+_BYTES, _MOST_OLD_ROWS, _HEADER_BYTES = 8, 1 << 20, 1 << 16
 
 Rows = npt.NDArray[np.void]
 Nanoseconds = npt.NDArray[np.int64]
@@ -109,13 +103,16 @@ def read(folder: Path) -> RequestTable | None:
         StorageError: it cannot be read.
     """
     path = folder / REQUESTS
-    if path.is_file():
-        return _read_table(path)
-    parts = list(_parts(folder))
-    if not parts:
-        return None
-    rows = np.concatenate([np.empty(0, ROW), *(chunk for _, chunks in parts for chunk in chunks)])
-    return RequestTable(rows, _known(replica for replica, _ in parts))
+    if not path.is_file():
+        parts = list(_parts(folder))
+        rows = np.concatenate([np.empty(0, ROW), *(chunk for _, chunks in parts for chunk in chunks)])
+        return RequestTable(rows, _known(parts)) if parts else None
+    columns, metadata = _columns(path)
+    try:
+        rows, replicas = to_rows(columns), tuple(map(int, json.loads(metadata[REPLICAS_KEY])))
+    except (KeyError, ValueError, TypeError) as error:
+        raise _not_ours(path, error) from error
+    return RequestTable(rows, replicas)
 
 
 def write(folder: Path, target: Path) -> int | None:
@@ -129,8 +126,9 @@ def write(folder: Path, target: Path) -> int | None:
     parts = list(_parts(folder))
     if not parts:
         return None
-    replicas = json.dumps(_known(replica for replica, _ in parts)).encode()
-    schema = pa.schema([(name, pa.int64()) for name in COLUMNS], metadata={_REPLICAS_KEY: replicas})
+    schema = pa.schema(
+        [(name, pa.int64()) for name in COLUMNS], metadata={REPLICAS_KEY: json.dumps(_known(parts)).encode()}
+    )
     options = {"column_encoding": dict.fromkeys(COLUMNS, "DELTA_BINARY_PACKED"), "version": "2.6"}
     requests = 0
     with (
@@ -152,10 +150,7 @@ def logs_of(folder: Path) -> list[Path]:
     generated = folder / LOAD_LOG
     if generated.parent.is_dir():  # what the replicas logged stays, as the counters' other side
         return [generated] if generated.is_file() else []
-    raw = [
-        *(folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}"),
-        *(folder / REPLICAS).glob(f"replica-*/{CLIENT_LOG}"),
-    ]
+    raw = [path for name in (RAW_LATENCIES, CLIENT_LOG) for path in (folder / REPLICAS).glob(f"replica-*/{name}")]
     return sorted([*raw, *(folder / LATENCIES).glob("replica-*.parquet")])
 
 
@@ -199,13 +194,14 @@ def served(folder: Path) -> Iterator[tuple[str, Nanoseconds]]:
     for workload, place in workload_folders(folder).items():
         own = {}
         if not (place / LATENCIES).is_dir():
-            for log in _by_number((place / REPLICAS).glob(f"replica-*/{Path(RAW_LATENCIES).stem}.*")):
+            logs = (place / REPLICAS).glob(f"replica-*/{Path(RAW_LATENCIES).stem}.*")
+            for log in sorted(logs, key=lambda path: _number(path.parent)):
                 records = records_of(log, LATENCY)
                 own[_number(log.parent)] = records["start_ns"] + records["latency_ns"]
         table = None if own else read(place)
         if table is not None:
-            well = table.rows[table.rows["status"] == OK]
-            own = {replica: well["end_ns"][well["replica"] == replica] for replica in table.replicas}
+            answered = well(table.rows)
+            own = {replica: answered["end_ns"][answered["replica"] == replica] for replica in table.replicas}
         for replica, ends_ns in own.items():
             yield series_name(f"replica-{replica}", workload), ends_ns
 
@@ -218,7 +214,7 @@ def requests_within(folder: Path, window: Window) -> dict[str, int]:
 def requests_between_readings(
     folder: Path, rows_s: Mapping[str, tuple[float, float]], *, start_s: float, step_s: float, late_s: float
 ) -> dict[str, tuple[int, int]]:
-    """Fewest and most requests by which a counter can have grown between the readings for two rows.
+    """Fewest and most requests by which a counter can have grown between the readings for two rows; raises as ``served``.
 
     Either reading may have been up to a step before its row, as that of a server that scrapes; both equally early, how early
     nobody says. And each by itself may have been late.
@@ -232,10 +228,6 @@ def requests_between_readings(
 
     Returns:
         Fewest and most by series name; replicas without a log are left out.
-
-    Raises:
-        ResultsPathError: a file is not ours.
-        StorageError: a file cannot be read.
     """
     earlier_ns = np.round(np.linspace(0.0, step_s, _READINGS) * NS_PER_S).astype(np.int64)
     late_ns = round(late_s * NS_PER_S)
@@ -253,7 +245,7 @@ def requests_between_readings(
     return counts
 
 
-class LogTail:
+class LatencyTail:
     """Reads a replica's ``latencies.bin`` that is still being written, every record once; it need not exist yet."""
 
     def __init__(self, path: Path) -> None:
@@ -274,18 +266,6 @@ class LogTail:
         self._held = fresh[~over]
         ended: Rows = fresh[over]
         return ended
-
-
-def chunks_of(path: Path, dtype: np.dtype[np.void], records: int = _CHUNK_RECORDS) -> Iterator[Rows]:
-    """The whole records of a raw log, at most ``records`` at a time. Raises StorageError."""
-    with storage_errors(path, "read"), path.open("rb") as stream:
-        while True:
-            data = stream.read(records * dtype.itemsize)
-            whole = len(data) // dtype.itemsize
-            if whole:
-                yield np.frombuffer(data, dtype=dtype, count=whole)
-            if whole < records:
-                return
 
 
 def records_of(path: Path, dtype: np.dtype[np.void]) -> Rows:
@@ -310,36 +290,30 @@ def latency_ns(rows: Rows) -> Nanoseconds:
     return latencies
 
 
-def from_log(log: Rows, replica: int = NONE) -> Rows:
-    """Rows of the table from records of any of the logs."""
-    names = log.dtype.names or ()
-    rows = np.full(len(log), NONE, dtype=np.int64).astype(ROW)  # every field is NONE
+def to_rows(log: Rows | Mapping[str, Nanoseconds], replica: int = NONE) -> Rows:
+    """Rows of the table from records of any of the logs, or from columns of a file. Raises KeyError where one is missing."""
+    names = set(log if isinstance(log, Mapping) else log.dtype.names or ())
     intended = log["intended_ns" if "intended_ns" in names else "start_ns"]
-    rows["replica"], rows["intended_ns"] = log["replica"] if "replica" in names else replica, intended
-    rows["end_ns"] = intended + log["latency_ns"]
-    rows["status"] = log["status"] if "status" in names else OK
+    rows = np.full(len(intended), NONE, dtype=np.int64).astype(ROW)  # every field is NONE
+    rows["replica"], rows["status"], rows["intended_ns"] = replica, OK, intended
     for name, offset in (("sent_ns", "send_error_ns"), ("first_token_ns", "ttft_ns")):
         if offset in names:
             rows[name] = np.where(log[offset] >= 0, intended + log[offset], NONE)
-    for name in {"itl_p99_ns", "input_tokens", "output_tokens"}.intersection(names):
+    rows["end_ns"] = log["end_ns"] if "end_ns" in names else intended + log["latency_ns"]
+    for name in names.intersection(COLUMNS):
         rows[name] = log[name]
     return rows
 
 
-def pack_table(table: RequestTable, path: Path, unit_ns: int) -> None:
-    """Write it as a published set holds it. Raises StorageError."""
-    names, log = _to_log(table.rows)
-    pack(path, names, log, unit_ns, {_REPLICAS_KEY: json.dumps(table.replicas).encode()})
+def int64_array(values: Nanoseconds, valid: npt.NDArray[np.bool_] | None = None) -> Any:
+    """The values as a ``pyarrow.Array``, null where not ``valid``.
 
+    Not by pa.array, which imports all of pandas to see whether it was given some of it.
+    """
+    import pyarrow as pa
 
-def _to_log(rows: Rows) -> tuple[tuple[str, ...], Nanoseconds]:
-    log = np.empty(len(rows), CLIENT)
-    log["intended_ns"], log["latency_ns"] = rows["intended_ns"], latency_ns(rows)
-    for name, instant in (("send_error_ns", "sent_ns"), ("ttft_ns", "first_token_ns")):
-        log[name] = np.where(rows[instant] >= 0, rows[instant] - rows["intended_ns"], NONE)
-    for name in ("itl_p99_ns", "input_tokens", "output_tokens", "status"):
-        log[name] = rows[name]
-    return _PACKED, np.stack([rows[name] if name == "replica" else log[name] for name in _PACKED], axis=1)
+    nulls = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(pa.int64(), len(values), [nulls, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
@@ -347,73 +321,56 @@ def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
     generated = folder / LOAD_LOG
     older = folder / LATENCIES
     if generated.is_file() and not older.is_dir():
-        yield NONE, map(from_log, chunks_of(generated, GENERATED))
+        yield NONE, map(to_rows, _records(generated, GENERATED))
         return
     clients = {_number(path.parent): path for path in (folder / REPLICAS).glob(f"replica-*/{Path(CLIENT_LOG).stem}.*")}
     logs = {_number(path.parent): path for path in (folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")}
     logs |= {_number(path): path for path in older.glob("replica-*") if path.suffix in {".parquet", OLD_SUFFIX}}
     for replica in sorted({*clients, *logs}):
         path, dtype = (clients[replica], CLIENT) if replica in clients else (logs[replica], LATENCY)
-        yield replica, map(partial(from_log, replica=replica), _records(path, dtype))
+        yield replica, map(partial(to_rows, replica=replica), _records(path, dtype))
 
 
-def _known(replicas: Iterator[int]) -> tuple[int, ...]:
-    return tuple(replica for replica in replicas if replica != NONE)
+def _known(parts: Sequence[tuple[int, Any]]) -> tuple[int, ...]:
+    return tuple(replica for replica, _ in parts if replica != NONE)
 
 
 def _records(path: Path, dtype: np.dtype[np.void]) -> Iterator[Rows]:
-    """The records of a log, raw or published, or of an older run's Parquet. Raises ResultsPathError, StorageError."""
+    """The whole records of a log, in pieces where it is a raw one. Raises ResultsPathError, StorageError."""
     if path.suffix == ".bin":
-        yield from chunks_of(path, dtype)
+        with storage_errors(path, "read"), path.open("rb") as stream:
+            while data := stream.read(_CHUNK_RECORDS * dtype.itemsize):
+                yield np.frombuffer(data, dtype=dtype, count=len(data) // dtype.itemsize)
         return
-    if path.suffix == OLD_SUFFIX or is_packed(_metadata(path)):
-        names, table = unpack(path)
-    else:
-        names, table = list(dtype.names or ()), _columns(path, dtype.names or ())
-    if set(names) != set(dtype.names or ()):
-        raise ResultsPathError(f"{path} holds {', '.join(names)} and not {', '.join(dtype.names or ())}.")
-    records = np.empty(len(table), dtype)
-    for index, name in enumerate(names):
-        records[name] = table[:, index]
+    columns, _ = _columns(path)
+    names = dtype.names or ()
+    if set(columns) != set(names):
+        raise ResultsPathError(f"{path} holds {', '.join(columns)} and not {', '.join(names)}.")
+    records = np.empty(len(columns[names[0]]), dtype)
+    for name in names:
+        records[name] = columns[name]
     yield records
 
 
-def _read_table(path: Path) -> RequestTable:
-    metadata = _metadata(path)
-    if is_packed(metadata):
-        names, table = unpack(path)
-        log = np.ascontiguousarray(table).view([(name, "<i8") for name in names])[:, 0]
-        rows = from_log(log)
-    else:
-        rows = np.ascontiguousarray(_columns(path, COLUMNS)).view(ROW)[:, 0]
-    try:
-        return RequestTable(rows, tuple(map(int, json.loads(metadata[_REPLICAS_KEY]))))
-    except (KeyError, ValueError, TypeError) as error:
-        raise _not_ours(path, error) from error
+def _columns(path: Path) -> tuple[dict[str, Nanoseconds], Mapping[bytes, bytes]]:
+    """The columns of a table or of a published log, NONE for null, and the metadata of the file.
 
-
-def _metadata(path: Path) -> Mapping[bytes, bytes]:
+    Raises:
+        ResultsPathError: the file is not whole, or something else.
+        StorageError: it cannot be read.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with storage_errors(path, "read"), pq.ParquetFile(path) as file:
-            return dict(file.schema_arrow.metadata or {})
-    except pa.ArrowException as error:
-        raise _not_ours(path, error) from error
-
-
-def _columns(path: Path, names: Sequence[str]) -> Nanoseconds:
-    """Columns of a Parquet file, of shape [rows, names], NONE for null."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with storage_errors(path, "read"), pq.ParquetFile(path) as file:  # not read_table, which imports pandas
-            table = file.read(columns=list(names))
-        columns = [_numbers(table.column(name)) for name in names]
-        return np.stack(columns, axis=1)
-    except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        with storage_errors(path, "read"):
+            if path.suffix == OLD_SUFFIX:
+                return _read_old(path), {}
+            with pq.ParquetFile(path) as file:  # not read_table, which imports pandas
+                metadata, table = file.schema_arrow.metadata or {}, file.read()
+        columns = dict(zip(table.column_names, map(_numbers, table.columns), strict=True))
+        return (_restored(json.loads(metadata[PACKED_KEY]), columns) if PACKED_KEY in metadata else columns), metadata
+    except (pa.ArrowException, KeyError, ValueError, TypeError, IndexError) as error:
         raise _not_ours(path, error) from error
 
 
@@ -424,13 +381,55 @@ def _numbers(column: Any) -> Nanoseconds:
     return np.from_dlpack(whole.fill_null(NONE) if whole.null_count else whole).astype(np.int64, copy=False)
 
 
+def _restored(about: Mapping[str, Any], packed: Mapping[str, Nanoseconds]) -> dict[str, Nanoseconds]:
+    rows, constants, middles = int(about["rows"]), about["constants"], about["middles"]
+    columns = {
+        name: np.full(rows, int(constants[name]), np.int64)
+        if name in constants
+        else _unzigzag(packed[name].view(np.uint64)) + int(middles[name])
+        for name in about["columns"]
+    }
+    return _in_ns(columns, about["after"], int(about["unit_ns"]))
+
+
+def _unzigzag(values: npt.NDArray[np.uint64]) -> Nanoseconds:
+    return (values >> np.uint64(1)).astype(np.int64) ^ -(values & np.uint64(1)).astype(np.int64)
+
+
+def _in_ns(columns: dict[str, Nanoseconds], after: Sequence[str], unit_ns: int) -> dict[str, Nanoseconds]:
+    """Instants from steps, each after the columns ``after`` in the row before, and times from counts."""
+    begin = next(iter(columns))
+    for name in after[1:]:
+        columns[begin][1:] += columns[name][:-1]
+    columns[begin] = np.cumsum(columns[begin])
+    return {
+        name: column * np.where(column < 0, 1, unit_ns) if name.endswith("_ns") else column
+        for name, column in columns.items()
+    }
+
+
+def _read_old(path: Path) -> dict[str, Nanoseconds]:
+    """``.times``: blocks of a line of JSON, and of each of its columns the planes; plane k holds byte k of every row."""
+    blocks: list[dict[str, Nanoseconds]] = []
+    with path.open("rb") as stream:
+        while header := stream.readline(_HEADER_BYTES):
+            about = json.loads(header)
+            rows, columns = int(about["rows"]), {}
+            if not 0 <= rows <= _MOST_OLD_ROWS:
+                raise ValueError(f"a block of {rows} rows")
+            for name, planes, *middle in about["columns"]:
+                whole = np.zeros((rows, _BYTES), np.uint8)
+                content = np.frombuffer(stream.read(rows * int(planes)), np.uint8)
+                whole[:, : int(planes)] = content.reshape(int(planes), rows).T
+                columns[name] = _unzigzag(whole.view("<u8")[:, 0]) + int(middle[0] if middle else 0)
+            next(iter(columns.values()))[:1] += int(about["begin"])
+            blocks.append(_in_ns(columns, about["after"], int(about["unit_ns"])))
+    return {name: np.concatenate([block[name] for block in blocks]) for name in (blocks[0] if blocks else ())}
+
+
 def _not_ours(path: Path, error: Exception) -> ResultsPathError:
     return ResultsPathError(f"{path} is not a log of this harness: {error}", advice="Restore it from a backup.")
 
 
 def _number(path: Path) -> int:
     return int(path.stem.rpartition("-")[2])
-
-
-def _by_number(paths: Iterator[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: _number(path.parent))

@@ -13,12 +13,10 @@ from functools import cached_property, partial
 import pandas as pd
 
 from harness.analysis.energy import energy_j
-from harness.analysis.metrics.requests import ClientRequests, read_requests
 from harness.analysis.metrics.traced import TRACED
 from harness.analysis.objective import Judged, judge
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import percentile
-from harness.analysis.statistics.distributions import Floats
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level, OverDevices
 from harness.metrics.telemetry import throttled
@@ -51,7 +49,6 @@ _COLUMN_UNITS = {
 }
 """Units as the name of a column has them; the others are written as they are."""
 _BARE = {"ratio", "index"}
-_NO_REQUEST = "no request ended within the recording"
 
 
 class Run:
@@ -71,26 +68,12 @@ class Run:
         return replica_rates(self.data)
 
     @cached_property
-    def requests(self) -> ClientRequests:
-        """What whoever asked saw in the recording."""
-        return read_requests(self.data.requests(), self.data.folder, self.data.window)
-
-    @cached_property
     def judged(self) -> Judged:
         """What came of the objective."""
         experiment = self.data.manifest.experiment
         if experiment.slo is None:
             raise NotMeasuredError("the campaign has no objective (`slo`)")
-        return judge(experiment.slo, self.requests, open_loop=experiment.workload.open_loop)
-
-    def seconds(self, what: str) -> Floats:
-        """Times of the requests, as of ``ClientRequests.seconds``; there is at least one."""
-        if not len(self.requests.well):
-            raise NotMeasuredError(_NO_REQUEST)
-        values = self.requests.seconds(what)
-        if not len(values):
-            raise NotMeasuredError("the answers were no streams of tokens")
-        return values
+        return judge(experiment.slo, self.data.requests, open_loop=experiment.workload.open_loop)
 
     @cached_property
     def energy_j(self) -> tuple[float, str]:
@@ -184,14 +167,13 @@ def _inputs(run: Run) -> float:
     return rate * inputs
 
 
-def _quantile(what: str, quantile: float, run: Run) -> float:
-    return percentile(run.seconds(what), quantile)
-
-
-def _worst_p99(run: Run) -> float:
-    latencies_s, rows = run.seconds("latency"), run.requests.well
-    replicas = run.data.requests().replicas
-    return max(percentile(latencies_s[rows["replica"] == replica], 0.99) for replica in replicas)
+def _quantile(what: str, quantile: float, run: Run, *, worst: bool = False) -> float:
+    """Of all requests, or the highest that a replica has by itself."""
+    values_s = run.data.requests.seconds(what)
+    if not worst:
+        return percentile(values_s, quantile)
+    replicas = run.data.requests.well["replica"]
+    return max(percentile(values_s[replicas == replica], quantile) for replica in run.data.requests.replicas)
 
 
 def _energy(run: Run) -> float:
@@ -221,7 +203,7 @@ def _power_capped(run: Run) -> float:
 
 
 def _traced(figure: Callable[[ExperimentData, float], float], run: Run) -> float:
-    return figure(run.data, float(run.seconds("latency").mean()))
+    return figure(run.data, float(run.data.requests.seconds("latency").mean()))
 
 
 def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str = "") -> ResultMetric:
@@ -275,7 +257,7 @@ _METRICS = (
         "Latency, mean",
         "s",
         "Mean over every request of the recording.",
-        lambda run: float(run.seconds("latency").mean()),
+        lambda run: float(run.data.requests.seconds("latency").mean()),
         higher_is_better=False,
     ),
     *(_exact("latency", percent) for percent in _PERCENTS),
@@ -284,7 +266,7 @@ _METRICS = (
         "Exact p99, worst replica",
         "s",
         "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
-        _worst_p99,
+        partial(_quantile, "latency", 0.99, worst=True),
         higher_is_better=False,
     ),
     ResultMetric(
@@ -292,7 +274,7 @@ _METRICS = (
         "Requests",
         "requests",
         "Requests that were answered well within the recording, as whoever asked counted them.",
-        lambda run: float(len(run.requests.well)),
+        lambda run: float(len(run.data.requests.well)),
     ),
     ResultMetric(
         "fairness",
@@ -376,7 +358,7 @@ OF_STREAMS: Mapping[str, ResultMetric] = {
             "Output tokens",
             "tokens/s",
             "Tokens of the answers that ended well within the recording, per second.",
-            lambda run: run.requests.tokens_per_s("output_tokens"),
+            lambda run: run.data.requests.tokens_per_s("output_tokens"),
             higher_is_better=True,
         ),
     )

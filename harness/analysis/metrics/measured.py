@@ -74,7 +74,10 @@ def measure(data: ExperimentData) -> Measured:
             measured.figures[metric.name] = metric.compute(run)
         except ValueError as error:  # NotMeasuredError, or a statistic that the sample cannot support
             measured.absent[metric.name] = str(error)
-    measured.notes = _notes(run, measured)
+    if "throughput" in measured.figures and run.rate[1]:
+        measured.notes.append(run.rate[1])
+    if "energy" in measured.figures:
+        measured.notes.append(f"Energy from {run.energy_j[1]}.")
     # What is not there has been said: in the notes, or as the reason why metrics made of it are absent.
     with suppress(NotMeasuredError):
         measured.replica_throughput = run.replica_rates
@@ -82,21 +85,10 @@ def measure(data: ExperimentData) -> Measured:
         measured.within = within_run(run.data) if "throughput" in measured.figures else None
     with suppress(NotMeasuredError, KeyError):
         measured.steady = steady_state(run.data.table("throughput")[POOLED].to_numpy())
-    measured.loads = _loads(measured.figures, data.manifest.provenance.host.cpus)
-    return measured
-
-
-def _notes(run: Run, measured: Measured) -> list[str]:
-    notes = [run.rate[1]] if "throughput" in measured.figures and run.rate[1] else []
-    return [*notes, f"Energy from {run.energy_j[1]}."] if "energy" in measured.figures else notes
-
-
-def _loads(figures: dict[str, float], cpus: int) -> dict[str, LoadState]:
-    percents = {}
-    if pressures := [figures[name] for name in _PRESSURES if name in figures]:
-        percents["node pressure"] = max(pressures)
+    figures = measured.figures
+    percents = {"node pressure": max((figures[name] for name in _PRESSURES if name in figures), default=None)}
     if "cpu_usage" in figures:
-        percents["node CPU"] = 100 * figures["cpu_usage"] / cpus
-    if "gpu_utilization" in figures:
-        percents["GPU"] = figures["gpu_utilization"]
-    return {what: load_state(percent) for what, percent in percents.items()}
+        percents["node CPU"] = 100 * figures["cpu_usage"] / data.manifest.provenance.host.cpus
+    percents["GPU"] = figures.get("gpu_utilization")
+    measured.loads = {what: load_state(percent) for what, percent in percents.items() if percent is not None}
+    return measured

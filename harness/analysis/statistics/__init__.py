@@ -62,10 +62,11 @@ class Estimate:
         return replace(self, mean=self.mean * factor, low=low, high=high)
 
 
-def t_interval(values: Sequence[float], share: float = 1.0) -> Estimate:
+def t_interval(values: Sequence[float], share: float = 1.0, least: float = -math.inf) -> Estimate:
     """Mean of independent repeats with Student's 95 % interval; a single value has none.
 
-    ``share``: see ``student``. Raises ValueError without any value.
+    ``share``: see ``student``. What the interval has below ``least``, where no value can be, is cut off. Raises ValueError
+    without any value.
     """
     if not values:
         raise ValueError("an estimate needs at least one value")
@@ -74,12 +75,8 @@ def t_interval(values: Sequence[float], share: float = 1.0) -> Estimate:
         return Estimate(mean, None, None, 1, None, "one run has no interval")
     deviation = float(np.std(values, ddof=1))
     half = student(len(values) - 1, share) * deviation / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half, len(values), deviation / abs(mean) if mean else None)
-
-
-def nonnegative(estimate: Estimate) -> Estimate:
-    """The same of a quantity that cannot be below 0: what an interval has there is cut off."""
-    return estimate if estimate.low is None or estimate.mean < 0 else replace(estimate, low=max(estimate.low, 0.0))
+    low = mean - half if mean < least else max(mean - half, least)
+    return Estimate(mean, low, mean + half, len(values), deviation / abs(mean) if mean else None)
 
 
 def batch_means(values: Sequence[float]) -> Estimate:
@@ -128,19 +125,14 @@ def needed_for(quantile: float) -> int:
     return math.ceil(round(1 / (1 - quantile), 6))
 
 
-def percentile(values: Floats, quantile: float) -> float:
+def percentile(values: Floats, quantile: float, least: int | None = None) -> float:
     """Nearest-rank percentile: an observed value, the smallest that ``quantile`` of all do not exceed.
 
-    Raises ValueError when there are fewer values than ``needed_for`` says.
+    Raises ValueError when there are fewer values than ``least``, which is what ``needed_for`` says where it is not given.
     """
-    needed = needed_for(quantile)
+    needed = needed_for(quantile) if least is None else least
     if len(values) < needed:
         raise ValueError(f"p{quantile * 100:g} takes at least {needed} requests, there are fewer")
-    return nearest_rank(values, quantile)
-
-
-def nearest_rank(values: Floats, quantile: float) -> float:
-    """The smallest of the values that ``quantile`` of all do not exceed, however few they are; at least one."""
     return float(np.quantile(values, quantile, method="inverted_cdf"))
 
 

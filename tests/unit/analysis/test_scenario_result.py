@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.analysis.client_result import NOTE, SCENARIO, evaluate, read_scenarios
-from harness.analysis.metrics.requests import read_requests
+from harness.analysis.read import read_requests
 from harness.errors import ResultsPathError
 from harness.metrics.quality import Severity
 from harness.results.manifest import Gpu, Host, Provenance, Software

@@ -17,8 +17,8 @@ from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import ResultsPathError, UsageError
-from harness.results import packed, requests
-from harness.results.condensed import condense
+from harness.results import requests
+from harness.results.condensed import condense, pack
 from harness.results.experiment import finalise
 from harness.results.files import sha256_of
 from harness.results.layout import attempt_folder, neighbour_folder, replica_folder
@@ -203,20 +203,22 @@ def test_telemetry_gets_the_digits_that_recordings_have_now(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 250])
 def test_any_integers_come_back(rows: int, tmp_path: Path) -> None:
-    table = np.random.default_rng(5).integers(-(2**60), 2**60, (250, 4))[:rows]
-    packed.pack(tmp_path / "t.parquet", ("at", "b_ns", "c", "d"), table, 1)
-    assert np.array_equal(packed.unpack(tmp_path / "t.parquet")[1], table)
+    kind = np.dtype([(name, "<i8") for name in ("at", "b_ns", "c", "d")])
+    table = np.random.default_rng(5).integers(-(2**60), 2**60, (250, 4))[:rows].view(kind)[:, 0]
+    pack(tmp_path / "t.parquet", {name: table[name] for name in kind.names}, 1)
+    assert np.array_equal(requests.records_of(tmp_path / "t.parquet", kind), table)
 
 
 def test_most_values_fit_into_one_byte_around_their_median(tmp_path: Path) -> None:
     latency = np.array([40_000, 40_100, 40_127, 40_050, 39_990])
-    table = np.stack([np.concatenate([[7], 7 + np.cumsum(latency[:-1] + 300)]), latency, np.full(5, 200)], axis=1)
+    start = np.concatenate([[7], 7 + np.cumsum(latency[:-1] + 300)])
     path = tmp_path / "t.parquet"
-    packed.pack(path, ("start_ns", "latency_ns", "status"), table, 1)
+    pack(path, {"start_ns": start, "latency_ns": latency, "status": np.full(5, 200)}, 1)
     about = json.loads(pq.read_schema(path).metadata[b"harness.packed"])
     assert (about["middles"]["latency_ns"], about["after"]) == (40_050, ["start_ns", "latency_ns"])
     assert about["constants"] == {"status": 200}
-    assert np.array_equal(packed.unpack(path)[1], table)
+    kind = np.dtype([(name, "<i8") for name in ("start_ns", "latency_ns", "status")])
+    assert requests.records_of(path, kind).tolist() == [*zip(start, latency, [200] * 5, strict=True)]
 
 
 def test_logs_of_sets_from_before_are_read(tmp_path: Path) -> None:
@@ -229,10 +231,10 @@ def test_logs_of_sets_from_before_are_read(tmp_path: Path) -> None:
         "columns": [["start_ns", 1], ["latency_ns", 1]],
     }
     path.write_bytes(json.dumps(about).encode() + b"\n" + bytes([0, 20, 8, 6]))
-    assert packed.unpack(path)[1].tolist() == [[7, 4], [17, 3]]
+    assert requests.records_of(path, requests.LATENCY).tolist() == [(7, 4), (17, 3)]
     about["columns"] = [["start_ns", 1], ["latency_ns", 1, 40_050]]
     path.write_bytes(json.dumps(about).encode() + b"\n" + bytes([0, 20, 8, 6]))
-    assert packed.unpack(path)[1].tolist() == [[7, 40_054], [17, 40_053]]
+    assert requests.records_of(path, requests.LATENCY).tolist() == [(7, 40_054), (17, 40_053)]
 
 
 @pytest.mark.parametrize(
@@ -248,5 +250,5 @@ def test_logs_of_sets_from_before_are_read(tmp_path: Path) -> None:
 def test_what_is_no_log_of_times_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "replica-0.times"
     path.write_bytes(content)
-    with pytest.raises(ResultsPathError, match="is no log of times"):
-        packed.unpack(path)
+    with pytest.raises(ResultsPathError, match=str(path)):
+        requests.records_of(path, requests.LATENCY)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from harness.errors import StorageError
-from harness.results.requests import LATENCY, LogTail
+from harness.results.requests import LATENCY, LatencyTail
 
 
 def records(*pairs):
@@ -13,7 +13,7 @@ def records(*pairs):
 
 def test_every_record_comes_once_and_waits_for_its_time(tmp_path):
     log = tmp_path / "latencies.bin"
-    tail = LogTail(log)
+    tail = LatencyTail(log)
     assert len(tail.ended_before(11)) == 0
 
     log.write_bytes(records((0, 5), (5, 20)).tobytes())
@@ -28,7 +28,7 @@ def test_every_record_comes_once_and_waits_for_its_time(tmp_path):
 
 def test_a_record_that_was_torn_comes_when_it_is_whole(tmp_path):
     log = tmp_path / "latencies.bin"
-    tail = LogTail(log)
+    tail = LatencyTail(log)
     whole = records((1, 1)).tobytes()
     log.write_bytes(whole[:7])
     assert len(tail.ended_before(11)) == 0
@@ -41,4 +41,4 @@ def test_a_log_that_cannot_be_read_is_an_error_of_storage(tmp_path):
     (tmp_path / "latencies.bin").mkdir()
 
     with pytest.raises(StorageError):
-        LogTail(tmp_path / "latencies.bin").ended_before(1)
+        LatencyTail(tmp_path / "latencies.bin").ended_before(1)
