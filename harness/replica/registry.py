@@ -9,7 +9,8 @@ from types import ModuleType
 from typing import Protocol, cast
 
 from harness.replica.errors import CannotBeMetError
-from harness.replica.settings import Settings, closest
+from harness.replica.settings import Settings
+from harness.spec.model import nearest
 from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS
 
 _TRAINING = {
@@ -63,16 +64,15 @@ def find_factory(target: str, setting: str = "WORKLOAD") -> Factory:
     known = BUILTIN | HOSTILE
     module_name, _, attribute = known.get(target, target).partition(":")
     if not module_name or not attribute:
-        hint = closest(target, known) or f"built in are {', '.join(known)}."
         raise CannotBeMetError(
-            f"{setting}: {target!r} is no built-in workload and not of the form module:factory; {hint}"
+            f"{setting}: {target!r} is no built-in workload and not of the form module:factory; {nearest(target, known)}"
         )
     module = _import(module_name, setting)
     factory = getattr(module, attribute, None)
     if not callable(factory):
-        hint = closest(attribute, dir(module)) or "name a function that makes a workload of its settings."
+        functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise CannotBeMetError(
-            f"{setting}: module {module_name} ({module.__file__}) has no callable {attribute!r}; {hint}"
+            f"{setting}: module {module_name} ({module.__file__}) has no callable {attribute!r}; {nearest(attribute, functions)}"
         )
     return cast("Factory", factory)
 

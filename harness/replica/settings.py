@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.replica.errors import SettingError
+from harness.spec.model import nearest
 from harness.spec.replica import ReplicaPlace, ReplicaSpec, read_environment
 from harness.spec.scenario import ScenarioSpec
 
@@ -86,8 +86,9 @@ class Settings:
         """Raise SettingError when an option is none of ``names``."""
         for given in self.options:
             if given not in names:
-                hint = closest(given, names) or f"it takes {', '.join(names) or 'none'}."
-                raise SettingError(f"WORKLOAD_OPTIONS: workload {self.workload} has no option {given!r}; {hint}")
+                raise SettingError(
+                    f"WORKLOAD_OPTIONS: workload {self.workload} has no option {given!r}; {nearest(given, names)}"
+                )
 
 
 _OF_THE_WORKLOAD = (
@@ -180,9 +181,3 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         **own,
         **{name: getattr(place, name) for name in ReplicaPlace.model_fields},
     )
-
-
-def closest(given: str, known: Iterable[str]) -> str:
-    """A question about the name that was meant; empty where none is like it."""
-    close = difflib.get_close_matches(given, list(known), n=1)
-    return f"did you mean {close[0]}?" if close else ""

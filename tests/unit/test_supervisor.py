@@ -13,6 +13,7 @@ import pytest
 
 from harness import supervisor
 from harness.supervisor import descendants
+from tests.support.processes import eventually
 
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 310 & sleep 310\" & sleep 310; sleep 310"
 
@@ -22,24 +23,11 @@ def start(*command: str, folder: Path, grace_s: float = 0.3, parent: int | None 
     return subprocess.Popen([sys.executable, "-I", "-S", supervisor.__file__, *words], stdout=subprocess.PIPE)
 
 
-def eventually(condition: Callable[[], object], within_s: float = 120.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return bool(condition())
-
-
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)])
 def test_the_end_of_the_command_is_its_own(tmp_path: Path, script: str, code: int) -> None:
     with start("/bin/sh", "-c", script, folder=tmp_path) as process:
         assert process.wait(120) == code
     assert tmp_path.exists()
-
-
-def test_output_and_environment_are_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAID", "hello")
-    with start("/bin/sh", "-c", 'echo "$SAID"', folder=tmp_path) as process:
-        assert process.communicate(timeout=120)[0] == b"hello\n"
 
 
 def test_an_orphan_that_ends_first_is_not_mistaken_for_the_command(tmp_path: Path) -> None:

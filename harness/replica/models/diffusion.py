@@ -153,7 +153,7 @@ def schedule(steps: int) -> tuple[Tensor, Tensor]:
     return times, torch.cat([kept[times], torch.ones(1)]).float()
 
 
-class Diffusion(execution.Served):
+class Diffusion(execution.PoolWorkload):
     """Makes latents of noise, one batch a request."""
 
     def __init__(self, settings: Settings) -> None:

@@ -193,7 +193,7 @@ class Captured:
         return self._output
 
 
-class Served:
+class PoolWorkload:
     """A model that answers one batch of its pool a request, in turn; ``facts`` are those of ``describe``, and more."""
 
     def __init__(
@@ -231,7 +231,7 @@ class Served:
         return self._batch_size
 
 
-class Classifier(Served):
+class Classifier(PoolWorkload):
     """A model whose answer is the class of each input: [B, ...] -> logits [B, classes]."""
 
     def __init__(

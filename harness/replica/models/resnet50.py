@@ -63,7 +63,7 @@ class ConvNorm(nn.Module):
         return torch.relu(out if shortcut is None else out + shortcut)
 
 
-class Bottleneck(nn.Module):
+class ResidualBlock(nn.Module):
     """1 x 1 down to a quarter of the width, 3 x 3, 1 x 1 back up, and the shortcut."""
 
     def __init__(self, channels_in: int, width: int, stride: int) -> None:
@@ -91,8 +91,8 @@ class ResNet(nn.Module):
         channels = (shape.stem, *shape.widths)
         stages = []
         for index, (width, depth) in enumerate(zip(shape.widths, shape.depths, strict=True)):
-            first = Bottleneck(channels[index], width, stride=1 if index == 0 else 2)
-            rest = [Bottleneck(width, width, stride=1) for _ in range(depth - 1)]
+            first = ResidualBlock(channels[index], width, stride=1 if index == 0 else 2)
+            rest = [ResidualBlock(width, width, stride=1) for _ in range(depth - 1)]
             stages.append(named(layers=nn.Sequential(first, *rest)))
         self.resnet = named(
             embedder=named(embedder=stem, activation=nn.ReLU(), pooler=pool),

@@ -206,7 +206,7 @@ class Whisper(nn.Module):
         return token
 
 
-class WhisperWorkload(execution.Served):
+class WhisperWorkload(execution.PoolWorkload):
     """Transcribes synthetic sound, one batch of clips of the same length a request."""
 
     def __init__(self, settings: Settings) -> None:

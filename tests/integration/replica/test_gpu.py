@@ -214,14 +214,33 @@ def test_a_stream_has_the_priority_that_is_asked_for(start, execution):
     assert (found(STREAM_PRIORITY="high"), found(STREAM_PRIORITY="low"), found()) == (high, low, 0)
 
 
-@pytest.mark.parametrize("name", BUILTIN)
-@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
-def test_a_replica_serves_and_drains(start, name, execution):
-    replica = start(WORKLOAD=name, DEVICE="cuda", EXECUTION=execution, PRECISION="fp16")
+MEMORY_HOG = '{"after_s": 0, "limit_gb": 1, "when_full": "free"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *((name, {"EXECUTION": way, "PRECISION": "fp16"}) for name in BUILTIN for way in ("eager", "cuda-graph")),
+        *(
+            (name, {"EXECUTION": way, "PRECISION": "bf16", "BATCH_SIZE": "32"})
+            for name in TRAINING
+            for way in ("eager", "cuda-graph")
+        ),
+        *(
+            (name, {"WORKLOAD_OPTIONS": MEMORY_HOG if name == "memory-hog" else "{}"})
+            for name in registry.HOSTILE
+            if name != "crash"
+        ),
+    ],
+)
+def test_a_replica_serves_and_drains(start, name, settings):
+    replica = start(WORKLOAD=name, DEVICE="cuda", **settings)
     replica.wait_until_ready()
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
     code = replica.stop(timeout_s=2.0)
     assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
+    assert replica.status["device_uuid"].startswith("GPU-")
+    assert replica.status.get("training_steps", 20) >= 20
 
 
 def test_a_gpu_that_is_full_has_its_exit_code(start):
@@ -255,16 +274,6 @@ def test_a_request_stuck_on_the_gpu_does_not_outlive_the_drain(start):
     assert len(replica.latencies) == 5
 
 
-@pytest.mark.parametrize("name", sorted(set(registry.HOSTILE) - {"crash"}))
-def test_a_hostile_workload_wears_out_a_gpu_and_drains(start, name):
-    options = {"memory-hog": '{"after_s": 0, "limit_gb": 1, "when_full": "free"}'}
-    replica = start(WORKLOAD=name, DEVICE="cuda", WORKLOAD_OPTIONS=options.get(name, "{}"))
-    replica.wait_until_ready()
-    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-    code = replica.stop(timeout_s=2.0)
-    assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
-
-
 def test_a_kernel_that_faults_ends_its_process(start):
     replica = start(WORKLOAD="crash", DEVICE="cuda", WORKLOAD_OPTIONS='{"after_s": 0}', WARMUP_REQUESTS="0")
     assert replica.process.wait(60) == 1
@@ -285,29 +294,13 @@ def test_training_is_the_same_as_on_the_cpu(name):
 
 
 @pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_graph_trains_on_what_it_is_given(name, precision):
-    found = losses(name, 60, execution="cuda-graph", precision=precision)
-    assert len(set(found)) > 50, "every replay is a step"
+@pytest.mark.parametrize(
+    ("execution", "precision"), [("cuda-graph", "fp32"), ("cuda-graph", "bf16"), ("eager", "fp16")]
+)
+def test_training_goes_on_with_every_step(name, execution, precision):
+    found = losses(name, 60, execution=execution, precision=precision)
+    assert len(set(found)) > 50, "every replay of a graph is a step"
     assert sum(found[-5:]) < 0.7 * sum(found[:5])
-
-
-@pytest.mark.parametrize("name", TRAINING)
-def test_mixed_precision_trains(name):
-    found = losses(name, 60, precision="fp16")
-    assert sum(found[-5:]) < 0.7 * sum(found[:5])
-
-
-@pytest.mark.parametrize("name", TRAINING)
-@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
-def test_a_replica_trains_and_drains(start, name, execution):
-    replica = start(WORKLOAD=name, DEVICE="cuda", EXECUTION=execution, PRECISION="bf16", BATCH_SIZE="32")
-    replica.wait_until_ready()
-    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-    code = replica.stop(timeout_s=2.0)
-    assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
-    assert replica.status["training_steps"] >= 20
-    assert replica.status["device_uuid"].startswith("GPU-")
 
 
 @pytest.mark.parametrize("execution", ["eager", "compiled"])

@@ -12,14 +12,11 @@ from harness.replica.server import MetricsServer, Response
 
 @pytest.fixture
 def server():
-    server = MetricsServer(
-        "127.0.0.1",
-        0,
-        {
-            "/metrics": lambda: Response(200, b"value 1\n"),
-            "/health": lambda: Response(503, b"{}\n", "application/json"),
-        },
-    )
+    routes = {
+        "/metrics": lambda: Response(200, b"value 1\n"),
+        "/health": lambda: Response(503, b"{}\n", "application/json"),
+    }
+    server = MetricsServer("127.0.0.1", 0, routes)
     yield server
     server.close()
 
@@ -38,11 +35,8 @@ def raw(server: MetricsServer, request: bytes) -> bytes:
         return b"".join(iter(lambda: client.recv(65_536), b""))
 
 
-def test_port_0_takes_a_free_port(server):
+def test_port_0_takes_a_free_port_and_a_taken_one_is_an_error(server):
     assert server.port > 0
-
-
-def test_a_taken_port_is_an_error(server):
     with pytest.raises(OSError, match="in use"):
         MetricsServer("127.0.0.1", server.port, {})
 
@@ -120,37 +114,24 @@ def test_a_silent_client_does_not_keep_others_waiting(server, connection):
         assert connection.getresponse().status == 200
 
 
-def test_a_file_is_sent_whole_or_from_a_byte_on(tmp_path):
+@pytest.mark.parametrize(
+    ("wanted", "answer"),
+    [
+        ("", (200, None, b"0123456789")),
+        ("bytes=7-", (206, "bytes 7-9/10", b"789")),
+        ("bytes=10-", (206, "bytes 10-9/10", b"")),
+        ("bytes=11-", (416, None, b"the file is not that long\n")),
+        ("bytes=2-4", (200, None, b"0123456789")),  # a range that is not understood may be ignored
+        (f"bytes={'9' * 5000}-", (200, None, b"0123456789")),
+    ],
+    ids=["whole", "end", "nothing", "too far", "middle", "thousands of digits"],
+)
+def test_a_file_is_sent_whole_or_from_a_byte_on(server, connection, tmp_path, wanted, answer):
     (tmp_path / "log").write_bytes(b"0123456789")
-    server = MetricsServer(
-        "127.0.0.1", 0, {"/latencies": lambda: Response(200, b"", "application/octet-stream", tmp_path / "log")}
-    )
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    answers = []
-    for wanted in ("", "bytes=7-", "bytes=10-", "bytes=11-", "bytes=2-4"):
-        connection.request("GET", "/latencies", headers={"Range": wanted} if wanted else {})
-        response = connection.getresponse()
-        answers.append((response.status, response.getheader("Content-Range"), response.read()))
-    connection.close()
-    server.close()
-
-    assert answers == [
-        (200, None, b"0123456789"),
-        (206, "bytes 7-9/10", b"789"),
-        (206, "bytes 10-9/10", b""),
-        (416, None, b"the file is not that long\n"),
-        (200, None, b"0123456789"),  # a range that is not understood may be ignored
-    ]
-
-
-def test_a_range_of_thousands_of_digits_is_no_range(server, tmp_path):
-    (tmp_path / "log").write_bytes(b"0123456789")
-    server.routes["/latencies"] = lambda: Response(200, b"", file=tmp_path / "log")
-
-    said = raw(server, b"GET /latencies HTTP/1.0\r\nRange: bytes=" + b"9" * 5000 + b"-\r\n\r\n")
-
-    assert said.startswith(b"HTTP/1.1 200 OK")
-    assert said.endswith(b"0123456789")
+    server.routes["/latencies"] = lambda: Response(200, b"", "application/octet-stream", tmp_path / "log")
+    connection.request("GET", "/latencies", headers={"Range": wanted} if wanted else {})
+    response = connection.getresponse()
+    assert (response.status, response.getheader("Content-Range"), response.read()) == answer
 
 
 def test_too_many_connections_are_hung_up_on_and_the_others_are_served(monkeypatch):

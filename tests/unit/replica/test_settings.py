@@ -1,12 +1,14 @@
-"""The settings of a replica: what the harness tells it in one variable, and what somebody sets by hand."""
+"""The settings of a replica: what the harness tells it in one variable, what somebody sets by hand, and what is never read."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 
+from harness.campaign.verdict import ignored_settings
+from harness.errors import ReasonCode
 from harness.replica.errors import ExitCode, SettingError
-from harness.replica.settings import Settings, from_environment
+from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.spec.replica import BY_HAND, OF_THE_PLACE, VARIABLE, ReplicaSpec
 from harness.spec.scenario import ScenarioSpec
 from harness.spec.workload import WorkloadSpec
@@ -131,3 +133,77 @@ def test_replicas_that_differ_in_name_alone_get_different_numbers():
 
     assert len(numbers) == 2
     assert from_environment({"REPLICA_NAME": "tiny-7d4-abcde", "REPLICA": "3"}).replica == 3
+
+
+GIVEN = Settings(
+    workload="mine:make", batch_size=8, precision="fp16", seed=3, torch_threads=2, options={"words": 5, "window": 2}
+)
+
+
+def test_what_nobody_read_is_listed_and_what_is_unknown_is_null():
+    settings = ReadSettings(GIVEN)
+
+    assert settings.batch_size == 8
+    assert settings.options.get("words") == 5
+
+    assert settings.ignored({}) == settings.ignored({})  # to ask changes nothing
+    assert settings.ignored({}) == {
+        "ignored_settings": ["precision", "seed", "threads", "options.window"],
+        "precision": None,
+        "execution": None,
+    }
+
+
+def test_what_the_workload_describes_has_the_last_word():
+    settings = ReadSettings(GIVEN)
+    assert (settings.seed, settings.torch_threads, settings.batch_size, dict(settings.options)) == (
+        3,
+        2,
+        8,
+        GIVEN.options,
+    )
+
+    assert settings.ignored({"precision": "fp16", "execution": "eager"}) == {"ignored_settings": []}
+    assert settings.ignored({"precision": "fp32", "execution": "eager"}) == {"ignored_settings": ["precision"]}
+
+
+def test_defaults_and_passes_that_the_replica_makes_are_not_ignored():
+    assert ReadSettings(Settings(workload="mine:make")).ignored({})["ignored_settings"] == []
+    of_scenario = ReadSettings(Settings(workload="mine:make", batch_size=8, scenario=ScenarioSpec(kind="offline")))
+    assert of_scenario.ignored({})["ignored_settings"] == []
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda settings: dict(settings.options),
+        lambda settings: {**settings.options},
+        lambda settings: list(settings.options.items()),
+        lambda settings: settings.known_options("words", "window"),
+        lambda settings: ("words" in settings.options, settings.options["window"]),
+        lambda settings: (settings.option("words", 0), settings.number("window", 0.0)),
+    ],
+)
+def test_every_way_of_reading_options_counts(reads):
+    settings = ReadSettings(GIVEN)
+
+    reads(settings)
+
+    assert not [name for name in settings.ignored({})["ignored_settings"] if name.startswith("options")]
+
+
+def test_the_settings_still_are_settings():
+    settings = ReadSettings(GIVEN)
+
+    assert isinstance(settings, Settings)
+    assert dataclasses.replace(GIVEN, batch_size=2).batch_size == 2
+    assert dataclasses.asdict(settings)["options"] == GIVEN.options
+
+
+def test_the_verdict_names_what_no_replica_took_up():
+    (finding,) = ignored_settings([{"ignored_settings": ["seed", "precision"]}, {"ignored_settings": ["precision"]}])
+
+    assert finding.code is ReasonCode.SETTING_IGNORED
+    assert "ignored precision:" in finding.message
+    assert ignored_settings([{"ignored_settings": ["precision"]}, {}]) == []
+    assert ignored_settings([{}]) == ignored_settings([]) == []
