@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from string import Template
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import TypeAdapter, ValidationError
+
 from harness.errors import NoDataError, PrometheusError, UsageError
 from harness.metrics.catalogue import CATALOGUE, Metric
 from harness.metrics.promql_math import range_ms
+from harness.spec.kubernetes import PrometheusLabels
 
 if TYPE_CHECKING:
     from harness.metrics.prometheus.client import PrometheusServer
 
 GPU_UUID = "UUID"
 """Label of the DCGM exporter."""
+_LABELS = PrometheusLabels()
 _SPECIAL = re.compile(r"[.\\+*?^$|()\[\]{}]")
 
 
@@ -49,21 +53,6 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Labels:
-    """Names of the labels by which a cluster's Prometheus tells things apart.
-
-    Attributes:
-        pod: of a replica's own metrics and of its containers'.
-        node: of the nodes' metrics: the Kubernetes node name.
-        gpu_node: the same on the devices' metrics, e.g. ``Hostname`` where DCGM's own label is all there is.
-    """
-
-    pod: str = "pod"
-    node: str = "node"
-    gpu_node: str = "node"
-
-
-@dataclass(frozen=True, slots=True)
 class ReplicaGroup:
     """The replicas of one workload, which are pooled with each other, and with nobody else.
 
@@ -84,7 +73,7 @@ def cluster(
     nodes: Sequence[str] = (),
     gpus: str = "",
     node: str = "",
-    labels: Labels | None = None,
+    labels: PrometheusLabels = _LABELS,
     container: str = "",
 ) -> Dialect:
     """A Kubernetes cluster: pods whose names match the regular expression ``pods``.
@@ -98,18 +87,16 @@ def cluster(
         node: further matchers of the nodes' metrics.
         container: whose processors and memory count; empty: all of a pod.
     """
-    names = labels or Labels()
-    replicas = f"namespace={quote(namespace)},{names.pod}=~{quote(pods)}"
+    replicas = f"namespace={quote(namespace)},{labels.pod}=~{quote(pods)}"
+    which = f"container={quote(container)}" if container else 'container!="",container!="POD"'
     return Dialect(
-        by=names.pod,
+        by=labels.pod,
         replicas=replicas,
-        containers=f"{replicas},container={quote(container)}"
-        if container
-        else f'{replicas},container!="",container!="POD"',
-        gpus=_among(names.gpu_node, nodes, gpus),
-        node=_among(names.node, nodes, node),
-        node_label=names.node,
-        gpu_node_label=names.gpu_node,
+        containers=f"{replicas},{which}",
+        gpus=_among(labels.gpu_node, nodes, gpus),
+        node=_among(labels.node, nodes, node),
+        node_label=labels.node,
+        gpu_node_label=labels.gpu_node,
         container_age_steps=2,
     )
 
@@ -170,10 +157,8 @@ def render(
 
 def _among(label: str, values: Sequence[str], more: str) -> str:
     """Matchers: ``label`` is one of ``values``, where there are any, and ``more``."""
-    if not values:
-        return more
-    matcher = f"{label}=~{quote(one_of(values))}"
-    return f"{matcher},{more}" if more else matcher
+    matcher = f"{label}=~{quote(one_of(values))}" if values else ""
+    return ",".join(filter(None, (matcher, more)))
 
 
 def one_of(values: Sequence[str]) -> str:
@@ -204,7 +189,7 @@ class PrometheusSource:
     namespace: str
     pods: tuple[str, ...]
     nodes: tuple[str, ...] = ()
-    labels: Labels = field(default_factory=Labels)
+    labels: PrometheusLabels = _LABELS
     gpus: tuple[str, ...] = ()
     gpus_why: str = ""
     container: str = ""
@@ -252,26 +237,17 @@ class PrometheusSource:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for a file, without the password of an address."""
-        return dataclasses.asdict(self) | {"url": without_password(self.url)}
+        hidden = {"url": without_password(self.url), "labels": self.labels.model_dump()}
+        return dataclasses.asdict(self) | hidden
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What ``to_dict`` gave. Raises UsageError on anything else."""
+        """What ``to_dict`` gave, today or in an older version. Raises UsageError on anything else."""
         try:
-            return cls(
-                url=str(data["url"]),
-                namespace=str(data["namespace"]),
-                pods=tuple(map(str, data["pods"])),
-                nodes=tuple(map(str, data["nodes"])),
-                labels=Labels(**data["labels"]),
-                gpus=tuple(map(str, data.get("gpus", ()))),  # older files have none
-                gpus_why=str(data.get("gpus_why", "")),
-                container=str(data.get("container", "")),
-                neighbours={str(name): tuple(map(str, pods)) for name, pods in data.get("neighbours", {}).items()},
-            )
-        except (KeyError, TypeError, AttributeError) as error:
+            return TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
             raise UsageError(
-                f"This does not say where metrics were collected: {error}.",
+                f"This does not say where metrics were collected: {error.errors()[0]['loc']}: {error.errors()[0]['msg']}.",
                 advice="Give --prometheus, --start and --namespace instead.",
             ) from error
 

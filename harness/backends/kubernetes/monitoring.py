@@ -25,7 +25,7 @@ from harness.clock import Clock
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.promql import Dialect, Labels, PrometheusSource
+from harness.metrics.promql import Dialect, PrometheusSource
 from harness.metrics.rows import Recording
 from harness.spec import GrafanaCost, KubernetesSpec, Timing
 from harness.spec.kubernetes import PrometheusAccess
@@ -171,7 +171,7 @@ def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequenc
         namespace=spec.namespace,
         pods=tuple(replica.pod for replica in measured),
         nodes=tuple(dict.fromkeys(replica.node for replica in replicas)),
-        labels=Labels(**spec.prometheus_labels.model_dump()),
+        labels=spec.prometheus_labels,
         container=SERVER if any(replica.asks_a_server for replica in measured) else "",
         neighbours=beside,
     )

@@ -22,7 +22,7 @@ from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, REPLICA_SOUR
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.recorder import Target, active, last_error, twice, why_unseen
 from harness.metrics.prometheus.telemetry import FIELDS
-from harness.metrics.promql import Dialect, Labels, PrometheusSource, cluster, one_of, render
+from harness.metrics.promql import Dialect, PrometheusSource, cluster, one_of, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadSpec
 
@@ -76,7 +76,7 @@ def check_prometheus(
         return [Issue(IssueLevel.ERROR, "prometheus", error.message, _UNREACHED, away=away)]
     names = {name for experiment in experiments for name in experiment.metrics}
     metrics = [metric for name, metric in CATALOGUE.items() if name in names]
-    dialect = cluster(spec.namespace, ".+", labels=Labels(**spec.prometheus_labels.model_dump()))
+    dialect = cluster(spec.namespace, ".+", labels=spec.prometheus_labels)
     step_s = min((experiment.timing.step_s for experiment in experiments), default=0.0)
     checks: list[Callable[[], Iterable[Issue]]] = [
         lambda: _clock(server, step_s, now_s),
@@ -243,7 +243,7 @@ def _busy(
     silent = [workload.name for workload in workloads if not _states_processors(spec, workload)]
     if not silent or not nodes:
         return
-    dialect = cluster(spec.namespace, ".+", nodes=nodes, labels=Labels(**spec.prometheus_labels.model_dump()))
+    dialect = cluster(spec.namespace, ".+", nodes=nodes, labels=spec.prometheus_labels)
     served = render(CATALOGUE["total_count"], dialect, BUSY_WINDOW_S).raw
     if _value(server, f"count(count_over_time({served}[{BUSY_WINDOW_S:.0f}s]))"):
         return  # replicas ran in that time: whoever waited may have been one of them

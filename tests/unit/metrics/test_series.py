@@ -26,8 +26,9 @@ from harness.metrics.prometheus.series import (
     node_names,
     used_bounds,
 )
-from harness.metrics.promql import Labels, PrometheusSource, cluster, local, one_of, render
+from harness.metrics.promql import PrometheusSource, cluster, local, one_of, render
 from harness.metrics.promql_math import histogram_quantile
+from harness.spec.kubernetes import PrometheusLabels
 
 
 def series(times_ms, values=None, **labels):
@@ -112,7 +113,7 @@ def test_devices_of_several_nodes_are_counted_through_in_order():
 
 
 def test_labels_that_tell_series_apart():
-    foreign = cluster("x", ".+", labels=Labels(pod="pod_name", node="kubernetes_node", gpu_node="Hostname"))
+    foreign = cluster("x", ".+", labels=PrometheusLabels(pod="pod_name", node="kubernetes_node", gpu_node="Hostname"))
     assert key_labels(DEVICE, foreign) == ("Hostname", "gpu")
     assert key_labels(NODE, foreign) == ("kubernetes_node",)
     assert key_labels(REPLICA, foreign) == ("pod_name",)
@@ -152,7 +153,9 @@ def test_only_the_very_names_match():
 
 
 def test_an_origin_survives_its_file():
-    origin = PrometheusSource("http://x:9090", "inference", ("a-1", "a-2"), ("n1",), Labels(gpu_node="Hostname"))
+    origin = PrometheusSource(
+        "http://x:9090", "inference", ("a-1", "a-2"), ("n1",), PrometheusLabels(gpu_node="Hostname")
+    )
     assert PrometheusSource.from_dict(origin.to_dict()) == origin
     assert 'pod=~"a-1|a-2"' in origin.dialect().replicas
     with pytest.raises(UsageError, match="does not say where"):
