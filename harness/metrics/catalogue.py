@@ -91,7 +91,7 @@ class Metric:
         nonzero_expected: a replica under load cannot show 0 here for long.
         description: one sentence for the docs.
         quantile: between 0 and 1 for quantiles; None otherwise.
-        families: names on the replica's /metrics that it is made of; only for the source PUBLISHED.
+        families: names on the replica's /metrics that it is made of; of replicas only.
         gauge: what ``harness/metrics/nvml.py`` calls it; only for GPU_SOURCES.
         dcgm: the field of DCGM's exporter; of devices only.
         scale: what a sample of it is multiplied by.
@@ -130,7 +130,10 @@ class Metric:
         return self.kind in {Kind.MEAN, Kind.QUANTILE}
 
 
-_REQUESTS_RAW = "inference_requests_total{$replicas}"
+REQUESTS = "inference_requests_total"
+LATENCY = "inference_latency_seconds"
+"""What every replica publishes: a counter and a histogram."""
+_REQUESTS_RAW = f"{REQUESTS}{{$replicas}}"
 
 
 def _quantile(
@@ -167,7 +170,7 @@ def _rate(
         promql_pooled=f"sum(rate({counter}[$window]))",
         promql_raw=counter,
         description=description,
-        families=(counter.partition("{")[0],) if source is Source.PUBLISHED else (),
+        families=(counter.partition("{")[0],) if source in REPLICA_SOURCES else (),
         **more,
     )
 
@@ -318,6 +321,7 @@ _STANDARD = (
         "sum(rate(inference_latency_seconds_count{$replicas}[$window]))",
         promql_raw=_REQUESTS_RAW,
         description="Mean latency of the requests of the window; `all` weights each replica by its requests.",
+        families=(LATENCY,),
     ),
     *(
         _quantile(
@@ -328,6 +332,7 @@ _STANDARD = (
             "{} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
             source=Source.LATENCY,
             raw=_REQUESTS_RAW,
+            families=(LATENCY,),
         )
         for quantile in (0.5, 0.95, 0.99)
     ),

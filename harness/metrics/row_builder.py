@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.metrics.catalogue import PRESSURE_SOURCES, PROCESS_SOURCES, Kind, Level, Metric, Source
+from harness.metrics.catalogue import PRESSURE_SOURCES, PROCESS_SOURCES, REQUESTS, Kind, Level, Metric, Source
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import GpuUsage
 from harness.metrics.promql_math import MS_PER_S, CounterWindow, RunningTotal, Vector, histogram_quantile
@@ -23,7 +24,7 @@ from harness.metrics.rows import (
     Missing,
     series_name,
 )
-from harness.metrics.scrape import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, PublishedFamily, ReplicaSample
+from harness.metrics.scrape import PublishedFamily, ReplicaSample
 
 Value = float | Missing
 
@@ -72,7 +73,6 @@ class _Replica:
         self.counters = CounterWindow(window_ms)
         self.cpu = CounterWindow(window_ms)
         self.total = RunningTotal()
-        self.bounds: Vector = np.empty(0)
         self.families: Mapping[str, PublishedFamily] = {}
         self.sample: ReplicaSample | Missing = Missing(TOO_FEW)
         self.usage: ProcessUsage | Missing = Missing(TOO_FEW)
@@ -82,11 +82,11 @@ class _Replica:
     def take_sample(self, time_ms: int, sample: ReplicaSample | Missing, *, counting: bool) -> None:
         self.sample = sample
         if not isinstance(sample, Missing):
-            if not np.array_equal(sample.bounds, self.bounds) or sample.families != self.families:
+            if sample.families != self.families:
                 self.counters.clear()
-                self.bounds, self.families = sample.bounds, sample.families
+                self.families = sample.families
             self.counters.add(time_ms, sample.counters)
-            self.total.observe(float(sample.counters[REQUESTS_AT]), counting=counting)
+            self.total.observe(float(sample.counters[sample.families[REQUESTS].at]), counting=counting)
         self.rates = self.counters.rate(time_ms)
 
     def take_usage(self, time_ms: int, read_ms: float, usage: ProcessUsage | Missing) -> None:
@@ -103,18 +103,6 @@ class _Series:
         self.name = name
         self._of_workload = of_workload
         self._replicas = replicas
-        self._pooled: tuple[Vector, Vector] | Missing = Missing(TOO_FEW)
-
-    def pool(self) -> None:
-        """Take the bounds and summed rates over the replicas that have a window, as ``sum(rate())`` does."""
-        ready = [(replica.bounds, replica.rates) for replica in self._replicas if replica.rates is not None]
-        bounds = ready[0][0] if ready else np.empty(0)
-        if not ready:
-            self._pooled = Missing(TOO_FEW)
-        elif any(not np.array_equal(bounds, others) for others, _ in ready):
-            self._pooled = Missing(MIXED_BUCKETS)
-        else:
-            self._pooled = bounds, np.sum([rates[: BUCKETS_AT + len(bounds)] for _, rates in ready], axis=0)
 
     def value(self, metric: Metric) -> Value:
         """The metric over all replicas of the series that could be read."""
@@ -132,16 +120,38 @@ class _Series:
         return sum(rates) if rates else Missing(TOO_FEW)
 
     def _of_requests(self, metric: Metric) -> Value:
+        """What is counted, or of the rates of the metric's families over the replicas that publish them, as ``sum(rate())``."""
         if metric.kind is Kind.COUNTER:
             return sum(replica.total.counted for replica in self._replicas if replica.total.seen)
-        if metric.source is Source.PUBLISHED:
-            return _published(metric, self._replicas)
-        if isinstance(self._pooled, Missing):
-            return self._pooled
-        bounds, rates = self._pooled
-        if metric.source is Source.REQUESTS:
-            return float(rates[REQUESTS_AT])
-        return _of_histogram(metric, bounds, rates[SUM_AT : BUCKETS_AT + len(bounds)])
+        publishing = [replica for replica in self._replicas if replica.families.keys() >= {*metric.families}]
+        if not publishing:
+            return Missing(f"the workload does not publish {metric.families[0]}")
+        ready = [(replica.families, replica.rates) for replica in publishing if replica.rates is not None]
+        if not ready:
+            return Missing(TOO_FEW)
+        if metric.of_histogram:
+            own = [(families[metric.families[0]], rates) for families, rates in ready]
+            return _of_histogram(metric, own)
+        sums = [sum(float(rates[families[name].at]) for families, rates in ready) for name in metric.families]
+        if metric.kind is Kind.RATE:
+            return sums[0]
+        return 100.0 * sums[0] / sum(sums) if sum(sums) > 0 else Missing(NO_TIME)
+
+
+_array = functools.lru_cache(maxsize=16)(np.array)
+
+
+def _of_histogram(metric: Metric, replicas: Sequence[tuple[PublishedFamily, Vector]]) -> Value:
+    """A quantile or the mean, from where each replica's histogram lies and its rates."""
+    bounds = replicas[0][0].bounds
+    if any(family.bounds != bounds for family, _ in replicas):
+        return Missing(MIXED_BUCKETS)
+    pooled = np.sum([rates[family.at : family.end] for family, rates in replicas], axis=0)
+    if metric.quantile is not None:
+        value = histogram_quantile(metric.quantile, _array(bounds), pooled[2:])
+    else:
+        value = float(pooled[0] / pooled[1]) if pooled[1] > 0 else math.nan
+    return Missing(NO_REQUESTS) if math.isnan(value) else value
 
 
 class TickComputer:
@@ -194,8 +204,6 @@ class TickComputer:
             self._pressure[source].add(time_ms, np.array([stalled_s]), reading.pressure_ms)
             rate = self._pressure[source].timed_rate(time_ms)
             self._stalled[source] = Missing(TOO_FEW) if rate is None else 100.0 * rate
-        for series in self._series:
-            series.pool()
 
     def rows(self, time_ms: int) -> list[MetricRow]:
         """Rows of the reading last observed."""
@@ -248,35 +256,3 @@ class TickComputer:
         if not held:
             return Missing("NVML lists no process of this replica (it uses no GPU, or lives in another PID namespace)")
         return float(sum(held))
-
-
-def _of_histogram(metric: Metric, bounds: Vector, rates: Vector) -> Value:
-    """A quantile or the mean, from the rates of a histogram's sum, count and buckets."""
-    if metric.quantile is not None:
-        value = histogram_quantile(metric.quantile, bounds, rates[BUCKETS_AT - SUM_AT :])
-    else:
-        count = rates[COUNT_AT - SUM_AT]
-        value = float(rates[0] / count) if count > 0 else math.nan
-    return Missing(NO_REQUESTS) if math.isnan(value) else value
-
-
-def _published(metric: Metric, replicas: Sequence[_Replica]) -> Value:
-    """A metric of the workload's own families, over the replicas whose workload publishes them."""
-    publishing = [replica for replica in replicas if all(family in replica.families for family in metric.families)]
-    if not publishing:
-        return Missing(f"the workload does not publish {metric.families[0]}")
-    ready = [(replica.families, replica.rates) for replica in publishing if replica.rates is not None]
-    if not ready:
-        return Missing(TOO_FEW)
-    if metric.of_histogram:
-        family = metric.families[0]
-        bounds = ready[0][0][family].bounds
-        if any(families[family].bounds != bounds for families, _ in ready):
-            return Missing(MIXED_BUCKETS)
-        length = BUCKETS_AT - SUM_AT + len(bounds)
-        own = [rates[families[family].at :][:length] for families, rates in ready]
-        return _of_histogram(metric, np.array(bounds), np.sum(own, axis=0))
-    sums = [sum(float(rates[families[name].at]) for families, rates in ready) for name in metric.families]
-    if metric.kind is Kind.RATE:
-        return sums[0]
-    return 100.0 * sums[0] / sum(sums) if sum(sums) > 0 else Missing(NO_TIME)

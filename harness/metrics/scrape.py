@@ -14,33 +14,28 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import MetricsError
-from harness.metrics.catalogue import PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS
+from harness.metrics.catalogue import LATENCY, PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS, REQUESTS
 from harness.metrics.rows import Missing
 
 _RECEIVE_BYTES = 1 << 18
 _MAX_ANSWER_BYTES = 1 << 24
 _CONNECT_TIMEOUT_S = 0.05
 """Replicas listen on this machine: a connection that takes longer is a replica that is not there."""
-_REQUESTS = "inference_requests_total"
-_LATENCY = "inference_latency_seconds"
 _BOUND = re.compile(r'[{,]le="([^"]+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _SERIES = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?$")
 
-REQUESTS_AT, SUM_AT, COUNT_AT, BUCKETS_AT = 0, 1, 2, 3
-"""Places in ``ReplicaSample.counters``."""
-
 
 @dataclass(frozen=True, slots=True)
 class PublishedFamily:
-    """Where something that only some workloads publish lies in ``ReplicaSample.counters``.
+    """Where a counter or a histogram of the catalogue lies in ``ReplicaSample.counters``.
 
     Attributes:
         at: place of a counter; of a histogram's sum, which its count and its cumulative counts follow.
@@ -50,20 +45,18 @@ class PublishedFamily:
     at: int
     bounds: tuple[float, ...] = ()
 
+    @property
+    def end(self) -> int:
+        """The place after its last one."""
+        return self.at + (2 + len(self.bounds) if self.bounds else 1)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """One scrape of one replica.
+    """One scrape of one replica: its counters (float64) and, by name, where in them what it publishes lies."""
 
-    Attributes:
-        bounds: upper bounds of the latency buckets in seconds, ascending, the last one +Inf.
-        counters: requests, sum of latencies (s), count, one cumulative count per bound, then the families; float64.
-        families: what else of the catalogue this workload publishes, by name.
-    """
-
-    bounds: NDArray[np.float64]
     counters: NDArray[np.float64]
-    families: Mapping[str, PublishedFamily] = field(default_factory=dict)
+    families: Mapping[str, PublishedFamily]
 
 
 class ReplicaParser:
@@ -71,10 +64,8 @@ class ReplicaParser:
 
     def __init__(self) -> None:
         self._places: dict[str, int] = {}
-        self._wanted = 0
         self._expected = 0
-        self._bounds: NDArray[np.float64] = np.empty(0)
-        self._families: Mapping[str, PublishedFamily] = {}
+        self._families: dict[str, PublishedFamily] = {}
 
     def parse(self, text: str) -> ReplicaSample:
         """Read one answer.
@@ -90,12 +81,12 @@ class ReplicaParser:
             raise MetricsError("the answer lists a latency bucket twice")
         if not np.isfinite(values).all():
             raise MetricsError("a counter in the answer is not a finite number")
-        return ReplicaSample(bounds=self._bounds, counters=values, families=self._families)
+        return ReplicaSample(values, self._families)
 
     def _read(self, text: str) -> NDArray[np.float64] | None:
         """Values in the known layout; None when the answer has another one."""
         places = self._places
-        values, read = np.zeros(self._wanted), 0
+        values, read = np.zeros(self._end), 0
         for line in text.splitlines():
             if not line.startswith("inference_"):
                 continue
@@ -114,36 +105,34 @@ class ReplicaParser:
         for key in series:
             match = _SERIES.match(key)
             keys.setdefault(match["name"] if match else "", []).append(key)
-        for name in (_REQUESTS, *_parts(_LATENCY)):
+        for name in (REQUESTS, *_parts(LATENCY)):
             if name not in keys:
                 raise MetricsError(f"the answer has no {name}")
-        self._places = dict.fromkeys(series, -1) | dict.fromkeys(keys[_REQUESTS], REQUESTS_AT)
-        latency = self._place_histogram(keys, _LATENCY, SUM_AT)
-        families: dict[str, PublishedFamily] = {}
-        end = BUCKETS_AT + len(latency.bounds)
-        for name in sorted(PUBLISHED_COUNTERS & keys.keys()):
-            self._places |= dict.fromkeys(keys[name], end)
-            families[name] = PublishedFamily(end)
-            end += 1
-        for name in sorted(PUBLISHED_HISTOGRAMS):
+        self._places, self._families = dict.fromkeys(series, -1), {}
+        for name in (REQUESTS, *sorted(PUBLISHED_COUNTERS & keys.keys())):
+            self._families[name] = PublishedFamily(self._end)
+            self._places |= dict.fromkeys(keys[name], self._families[name].at)
+        for name in (LATENCY, *sorted(PUBLISHED_HISTOGRAMS)):
             if all(part in keys for part in _parts(name)):
-                families[name] = self._place_histogram(keys, name, end)
-                end += BUCKETS_AT - SUM_AT + len(families[name].bounds)
-        self._wanted = end
+                self._place_histogram(keys, name)
         self._expected = sum(place >= 0 for place in self._places.values())
-        self._bounds = np.array(latency.bounds)
-        self._families = families
 
-    def _place_histogram(self, keys: Mapping[str, list[str]], name: str, at: int) -> PublishedFamily:
-        """Give a histogram's sum, count and buckets consecutive places from ``at`` on."""
+    @property
+    def _end(self) -> int:
+        """The place after the last family's."""
+        return max((family.end for family in self._families.values()), default=0)
+
+    def _place_histogram(self, keys: Mapping[str, list[str]], name: str) -> None:
+        """Give a histogram's sum, count and buckets consecutive places."""
         total, count, bucket = _parts(name)
         bound_of = {key: _bound(key) for key in keys[bucket]}
         bounds = sorted(set(bound_of.values()))
         if bounds[-1] != math.inf:
             raise MetricsError(f'the answer has no {bucket}{{le="+Inf"}}')
+        at = self._end
         self._places |= dict.fromkeys(keys[total], at) | dict.fromkeys(keys[count], at + 1)
         self._places |= {key: at + 2 + bounds.index(bound) for key, bound in bound_of.items()}
-        return PublishedFamily(at, tuple(bounds))
+        self._families[name] = PublishedFamily(at, tuple(bounds))
 
 
 def _parts(histogram: str) -> tuple[str, str, str]:

@@ -68,7 +68,7 @@ def _simulated(results: Path) -> None:
 
 def _busy(_replica: int, scrape: int) -> ReplicaSample:
     """A replica that serves 100 requests between two scrapes."""
-    return ReplicaSample(bounds=HUNDRED.bounds, counters=HUNDRED.counters * scrape)
+    return ReplicaSample(HUNDRED.counters * scrape, HUNDRED.families)
 
 
 def _real(results: Path) -> None:

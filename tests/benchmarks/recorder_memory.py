@@ -23,7 +23,7 @@ from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.scrape import ReplicaSample
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
-from tests.support.fake_metrics import FakeGpus, fake_sources
+from tests.support.fake_metrics import FakeGpus, fake_sources, replica_sample
 from tests.support.simulated_clock import SimulatedClock
 
 BAR_BYTES = 50e6
@@ -34,10 +34,10 @@ SHARES = np.exp(-(((np.log(np.minimum(BOUNDS, 60)) - np.log(0.005)) / 0.3) ** 2)
 PER_SECOND = np.cumsum(100 * SHARES / SHARES.sum())
 
 
-def replica_sample(replica: int, scrape: int) -> ReplicaSample:
+def served(replica: int, scrape: int) -> ReplicaSample:
     seconds = scrape + 10 + replica
     head = [100.0 * seconds, 0.5 * seconds, 100.0 * seconds]
-    return ReplicaSample(BOUNDS, np.concatenate([head, np.rint(PER_SECOND * seconds)]))
+    return replica_sample(np.concatenate([head, np.rint(PER_SECOND * seconds)]), BOUNDS)
 
 
 def rss_bytes() -> int:
@@ -75,7 +75,7 @@ def main() -> int:
             window_s=4.0,
             sink=writer,
             clock=SimulatedClock(START_S - 10),
-            sources=fake_sources(options.replicas, replica_sample, gpus=FakeGpus(1)),
+            sources=fake_sources(options.replicas, served, gpus=FakeGpus(1)),
             on_tick=on_tick,
         )
         before, begun_s = rss_bytes(), time.monotonic()

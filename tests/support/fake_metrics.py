@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from harness.metrics.catalogue import Source
+from harness.metrics.catalogue import LATENCY, REQUESTS, Source
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import ACTIVITY, GpuUsage
 from harness.metrics.recorder import Sources
 from harness.metrics.rows import MetricColumn, MetricRow, Missing
-from harness.metrics.scrape import ReplicaSample
+from harness.metrics.scrape import PublishedFamily, ReplicaSample
 
 BOUNDS = np.array([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, np.inf])
 """Buckets of the fakes, in seconds."""
@@ -26,7 +26,13 @@ def sample(latencies_s: Sequence[float], bounds: np.ndarray = BOUNDS) -> Replica
     latencies = np.asarray(latencies_s, dtype=np.float64)
     cumulative = np.searchsorted(np.sort(latencies), bounds, side="right").astype(np.float64)
     head = [float(len(latencies)), float(latencies.sum()), float(len(latencies))]
-    return ReplicaSample(bounds=bounds, counters=np.concatenate([head, cumulative]))
+    return replica_sample(np.concatenate([head, cumulative]), bounds)
+
+
+def replica_sample(counters: np.ndarray, bounds: np.ndarray, **more: PublishedFamily) -> ReplicaSample:
+    """Requests, sum, count and buckets of the latency, and more families after them."""
+    families = {REQUESTS: PublishedFamily(0), LATENCY: PublishedFamily(1, tuple(bounds.tolist()))}
+    return ReplicaSample(counters, families | more)
 
 
 class FakeReplicas:

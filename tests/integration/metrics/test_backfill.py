@@ -17,10 +17,10 @@ from harness.metrics.promql import cluster, local, render
 from harness.metrics.recorder import Recorder
 from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.rows import Missing
-from harness.metrics.scrape import BUCKETS_AT, PublishedFamily, ReplicaSample
+from harness.metrics.scrape import PublishedFamily
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
-from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources
+from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources, replica_sample
 
 pytestmark = [
     pytest.mark.integration,
@@ -33,6 +33,7 @@ BOUNDS = np.array([*(bound_ns / 1e9 for bound_ns in BUCKET_BOUNDS_NS), np.inf])
 RECORDED = ["cpu_usage", "memory_usage", "latency_avg", "latency_p50", "latency_p95", "latency_p99", "throughput"]
 RECORDED += ["total_count", "client_ttft_p50", "client_ttft_p95", "output_tokens_per_second", "active_share"]
 FIRST_TOKEN_BOUNDS = (0.002, 0.004, 0.008, 0.016, np.inf)
+BUCKETS_AT = 3
 TOKENS_AT = BUCKETS_AT + len(BOUNDS)
 ACTIVE_AT, IDLE_AT, FIRST_TOKEN_AT = TOKENS_AT + 1, TOKENS_AT + 2, TOKENS_AT + 3
 FAMILIES = {
@@ -91,7 +92,7 @@ class Script:
                     self._serve(counters, generator, replica, scrape)
                 used += float(generator.uniform(1, 5))
                 counters[IDLE_AT] += 1.25
-                rows.append(ReplicaSample(BOUNDS, counters.copy(), FAMILIES))
+                rows.append(replica_sample(counters.copy(), BOUNDS, **FAMILIES))
                 self.cpu.append(used)
             self.samples.append(rows)
         self.cpu = np.array(self.cpu).reshape(REPLICAS, -1)

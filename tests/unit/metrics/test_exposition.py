@@ -4,7 +4,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 from harness.errors import MetricsError
-from harness.metrics.scrape import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, ReplicaParser
+from harness.metrics.catalogue import LATENCY, REQUESTS
+from harness.metrics.scrape import ReplicaParser
 from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
 
 PLAIN = """# HELP inference_latency_seconds x
@@ -20,13 +21,16 @@ inference_info{workload="a b",precision="fp32"} 1
 """
 
 
+def of(sample, name):
+    """What a family's counters are, and its bounds."""
+    family = sample.families[name]
+    return sample.counters[family.at : family.end].tolist(), list(family.bounds)
+
+
 def test_reads_a_replica():
     sample = ReplicaParser().parse(PLAIN)
-    assert sample.bounds.tolist() == [0.1, 0.5, math.inf]
-    assert sample.counters[REQUESTS_AT] == 6
-    assert sample.counters[SUM_AT] == 1.5
-    assert sample.counters[COUNT_AT] == 6
-    assert sample.counters[BUCKETS_AT:].tolist() == [3, 5, 6]
+    assert of(sample, REQUESTS) == ([6], [])
+    assert of(sample, LATENCY) == ([1.5, 6, 3, 5, 6], [0.1, 0.5, math.inf])
 
 
 def test_reads_what_the_replicas_really_write():
@@ -34,10 +38,11 @@ def test_reads_what_the_replicas_really_write():
     for latency_ns in (2_000_000, 3_000_000, 70_000_000_000):
         metrics.observe(latency_ns, 1)
     sample = ReplicaParser().parse(metrics.render().decode())
-    assert len(sample.bounds) == len(BUCKET_BOUNDS_NS) + 1
-    assert sample.counters[REQUESTS_AT] == sample.counters[BUCKETS_AT:][len(sample.bounds) - 1] == 3
-    assert sample.counters[BUCKETS_AT:][len(sample.bounds) - 2] == 2
-    assert sample.counters[SUM_AT] == pytest.approx(70.005)
+    (total, count, *buckets), bounds = of(sample, LATENCY)
+    assert len(bounds) == len(buckets) == len(BUCKET_BOUNDS_NS) + 1
+    assert of(sample, REQUESTS)[0] == [count] == [buckets[-1]] == [3]
+    assert buckets[-2] == 2
+    assert total == pytest.approx(70.005)
 
 
 def test_reads_the_general_client_with_labels_and_timestamps():
@@ -50,16 +55,16 @@ def test_reads_the_general_client_with_labels_and_timestamps():
     stamped = "\n".join(line if line.startswith("#") else f"{line} 1700000000000" for line in text.splitlines())
     for answer in (text, stamped):
         sample = ReplicaParser().parse(answer)
-        assert sample.counters.tolist() == pytest.approx([4, 3.6, 4, 2, 3, 4])
+        assert of(sample, LATENCY)[0] == pytest.approx([3.6, 4, 2, 3, 4])
 
 
 def test_one_parser_follows_a_replica_that_changes_its_buckets():
     parser = ReplicaParser()
     parser.parse(PLAIN)
     changed = parser.parse(PLAIN.replace('le="0.5"', 'le="0.7"'))
-    assert changed.bounds.tolist() == [0.1, 0.7, math.inf]
+    assert of(changed, LATENCY)[1] == [0.1, 0.7, math.inf]
     fewer = parser.parse(PLAIN.replace('inference_latency_seconds_bucket{le="0.5"} 5\n', ""))
-    assert fewer.bounds.tolist() == [0.1, math.inf]
+    assert of(fewer, LATENCY)[1] == [0.1, math.inf]
 
 
 @pytest.mark.parametrize(
@@ -96,11 +101,13 @@ def test_what_only_some_workloads_publish_follows_the_latencies():
         "inference_client_output_tokens_total 384\ninference_not_in_the_catalogue_total 9\n"
     )
     sample = ReplicaParser().parse(PLAIN + own)
-    assert set(sample.families) == {"inference_client_ttft_seconds", "inference_client_output_tokens_total"}
-    assert sample.counters[: BUCKETS_AT + 3].tolist() == ReplicaParser().parse(PLAIN).counters.tolist()
-    assert sample.counters[sample.families["inference_client_output_tokens_total"].at] == 384
-    first = sample.families["inference_client_ttft_seconds"]
-    assert first.bounds == (0.2, math.inf)
-    assert sample.counters[first.at : first.at + 4].tolist() == [2.5, 6, 3, 6]
+    required = {REQUESTS, LATENCY}
+    assert sample.families.keys() - required == {
+        "inference_client_ttft_seconds",
+        "inference_client_output_tokens_total",
+    }
+    assert of(sample, LATENCY) == of(ReplicaParser().parse(PLAIN), LATENCY)
+    assert of(sample, "inference_client_output_tokens_total") == ([384], [])
+    assert of(sample, "inference_client_ttft_seconds") == ([2.5, 6, 3, 6], [0.2, math.inf])
     halves = ReplicaParser().parse(PLAIN + own.replace("inference_client_ttft_seconds_count 6\n", ""))
-    assert set(halves.families) == {"inference_client_output_tokens_total"}, "half a histogram is none"
+    assert halves.families.keys() - required == {"inference_client_output_tokens_total"}, "half a histogram is none"

@@ -402,7 +402,7 @@ def test_histograms_of_different_buckets_are_not_pooled():
     def script(replica, scrape):
         sample = page(scrape, **{TTFT: (4, 0, 0)})
         other = {TTFT: dataclasses.replace(sample.families[TTFT], bounds=(0.1, 0.7, float("inf")))}
-        return dataclasses.replace(sample, families=other) if replica else sample
+        return dataclasses.replace(sample, families=sample.families | other) if replica else sample
 
     _, sink = record(script, metrics=OWN)
     assert set(reasons(sink, "client_ttft_p50", "all")) == {MIXED_BUCKETS}

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import MetricsError
 from harness.metrics.rows import Missing
-from harness.metrics.scrape import REQUESTS_AT, ReplicaSample, Scraper
+from harness.metrics.scrape import ReplicaSample, Scraper
 
 BODY = (
     'inference_latency_seconds_bucket{le="1"} 2\ninference_latency_seconds_bucket{le="+Inf"} 2\n'
@@ -81,7 +81,7 @@ def scrape(scraper, timeout_s=60.0):
 
 
 def is_good(result):
-    return isinstance(result, ReplicaSample) and result.counters[REQUESTS_AT] == 2
+    return isinstance(result, ReplicaSample) and result.counters[0] == 2
 
 
 @pytest.fixture

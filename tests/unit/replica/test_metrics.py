@@ -7,7 +7,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.metrics.catalogue import PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS
+from harness.metrics.catalogue import LATENCY, PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS, REQUESTS
 from harness.metrics.scrape import ReplicaParser
 from harness.replica.custom_metrics import Activity, Counter, Histogram
 from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
@@ -179,7 +179,7 @@ def test_the_recorder_finds_all_that_the_catalogue_is_made_of():
     metrics.publish(*own)
     own[-1].observe(2_000_000)
     sample = ReplicaParser().parse(metrics.render().decode())
-    assert set(sample.families) == PUBLISHED_COUNTERS | PUBLISHED_HISTOGRAMS
+    assert set(sample.families) == {REQUESTS, LATENCY, *PUBLISHED_COUNTERS, *PUBLISHED_HISTOGRAMS}
     family = sample.families[max(PUBLISHED_HISTOGRAMS)]
     assert sample.counters[family.at : family.at + 2].tolist() == [0.002, 1]
     metrics.forget_warm_up()
