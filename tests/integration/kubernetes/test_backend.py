@@ -21,10 +21,6 @@ from tests.support.cluster_driver import GPU, ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 SEEN_WITHIN_S = 60.0
 NO_IMAGE = ("ImagePullBackOff", 'Back-off pulling image "registry.example/workload:1": manifest unknown')
 NO_REGISTRY = ("RegistryUnavailable", "pinging container registry registry.example: no such host")

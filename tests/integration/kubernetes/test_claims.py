@@ -25,10 +25,6 @@ from tests.support.experiments import TINY, WorkloadSpec, campaign, experiment, 
 from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 NO_DRIVER = "DRA driver gpu.nvidia.com is not registered"
 SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
 LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}

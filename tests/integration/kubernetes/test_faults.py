@@ -24,11 +24,7 @@ from tests.support.fake_metrics import FakeGpus
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.long,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
+pytestmark = pytest.mark.long
 FAULTS = 500
 PLUGIN = {"whole": (1, False), "sliced-3": (3, False), "mps-3": (3, True)}
 LOST = re.compile(r"could not be fetched|replica \d+ (is gone|exited|was killed|ended)|by force|still there|API server")

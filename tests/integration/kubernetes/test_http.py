@@ -22,10 +22,6 @@ from tests.support.fake_metrics import FakeGpus
 from tests.support.ports import free_port
 from tests.support.processes import eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 RATE = 40
 
 

@@ -33,10 +33,6 @@ from tests.support.experiments import FAST, campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus, RowList
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 BESIDE = ConditionSpec(name="beside", neighbours=[neighbour("on_lent_gpu")])
 METRICS = ("throughput", "total_count", "latency_p50")
 

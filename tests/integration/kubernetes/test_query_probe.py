@@ -21,7 +21,6 @@ from tests.integration.metrics.prometheus_server import INSTALLED, RunningPromet
 from tests.support.ports import free_port
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.long,
     pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
 ]

@@ -12,10 +12,6 @@ from tests.support.experiments import experiment
 from tests.support.kueue import Kueue, suspending
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 FULL = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor h100, 1 more needed"
 HELD = "the Job is suspended: its queue team-a has not admitted it"
 

@@ -11,10 +11,6 @@ from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 PLACE = "/api/v1/namespaces/inference"
 STATED = {
     "reserve": {"cpu": "500m", "memory": "2Gi"},

@@ -26,10 +26,6 @@ from tests.support.fake_metrics import FakeGpus
 from tests.support.fake_streaming_server import Server, running
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server"]
 TOKENS = 4
 

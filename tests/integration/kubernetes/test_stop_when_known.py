@@ -22,10 +22,6 @@ from tests.support.experiments import FAST, TINY, campaign, experiment
 from tests.support.fake_metrics import FakeGpus, RowList
 from tests.support.processes import DRAINED_S
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 PLANNED_S = 900.0
 """Reached by nobody: beside others on a busy machine it takes long until anything is known."""
 WANTED = {"min_s": 1, "relative_half_width": 0.9, "metrics": ["throughput", "latency_p50_exact"]}

@@ -18,10 +18,6 @@ from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import DRAINED_S, eventually
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
-]
 PLUGIN = {"whole": (1, False), "sliced-3": (3, False), "mps-2": (2, True)}
 
 

@@ -23,25 +23,22 @@ def said(**status):
     return [{"replica": 0, "pod": "llm-0", **status}]
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_server_without_a_cuda_context_is_not_on_the_gpu_that_its_pod_was_given(device):
-    with pytest.raises(BackendError, match=r"runs on the CPU although it was given nvidia\.com/gpu: 1") as caught:
-        replica_check.refuse_silent_cpu(said(device="cpu"), asked(device=device), KubernetesSpec())
-
-    assert caught.value.code is ReasonCode.NOT_ON_GPU
-
-
 @pytest.mark.parametrize(
-    ("on", "wanted", "changes"),
+    ("on", "wanted", "changes", "refused"),
     [
-        ("cuda", "auto", {}),
-        ("", "auto", {}),  # it may not be seen: the verdict says that it is not judged
-        ("cpu", "cpu", {}),
-        ("cpu", "auto", {"gpus_per_replica": 0, "runtime_class": None}),
+        ("cpu", "auto", {}, True),
+        ("cpu", "cuda", {}, True),
+        ("cuda", "auto", {}, False),
+        ("", "auto", {}, False),  # it may not be seen: the verdict says that it is not judged
+        ("cpu", "cpu", {}, False),
+        ("cpu", "auto", {"gpus_per_replica": 0, "runtime_class": None}, False),
     ],
 )
-def test_a_server_that_is_where_it_should_be_or_cannot_be_seen_goes_on(on, wanted, changes):
-    replica_check.refuse_silent_cpu(said(device=on), asked(device=wanted), KubernetesSpec(**changes))
+def test_a_server_without_a_cuda_context_is_not_on_the_gpu_that_its_pod_was_given(on, wanted, changes, refused):
+    given = r"runs on the CPU although it was given nvidia\.com/gpu: 1"
+    with pytest.raises(BackendError, match=given) if refused else contextlib.nullcontext() as caught:
+        replica_check.refuse_silent_cpu(said(device=on), asked(device=wanted), KubernetesSpec(**changes))
+    assert not refused or caught.value.code is ReasonCode.NOT_ON_GPU
 
 
 @pytest.mark.parametrize(
@@ -72,3 +69,42 @@ def test_a_server_that_set_itself_other_limits_than_asked_is_refused(has, why):
     limited = asked(sharing=Sharing.MPS, mps=MpsLimits(share=25))
     with pytest.raises(BackendError, match=why) if why else contextlib.nullcontext():
         replica_check.refuse_what_differs(said(mps_limits=has), limited, KubernetesSpec())
+
+
+FIRST, SECOND = "replica 0 (pod pod-0)", "replica 1 (pod pod-1)"
+
+
+def at(node, gpu="", replica=0, **more):
+    return {"replica": replica, "pod": f"pod-{replica}", "node": node, "gpu_uuid": gpu, **more}
+
+
+@pytest.mark.parametrize(
+    ("measured", "noisy", "by_node", "said"),
+    [
+        ([at("a", "G1")], [at("a", "G1")], False, ""),
+        ([at("a", "G1")], [at("a", "G2")], False, f"{FIRST} is on GPU G1, where no neighbour is."),
+        ([at("a", "G1"), at("a", "G2", 1)], [at("a", "G1"), at("a", "G2", 1)], False, ""),
+        ([at("a", "G1"), at("a", "G2", 1)], [at("a", "G1")], False, f"{SECOND} is on GPU G2, where no neighbour is."),
+        (
+            [at("a", "G1")],
+            [at("a", "G1"), at("a", "G2", 1)],
+            False,
+            "replica 1 of the neighbour noisy (pod pod-1) is on GPU G2, where no measured replica is.",
+        ),
+        ([at("a", "G1")], [at("a")], False, f"{FIRST} is on GPU G1, where no neighbour is."),
+        (
+            [at("a")],
+            [at("a")],
+            False,
+            f"{FIRST} does not say on which GPU it is, so that nobody knows whether it shares one.",
+        ),
+        # A neighbour that works on the CPU disturbs the host.
+        ([at("a", "G1")], [at("a", device="cpu")], False, ""),
+        ([at("a", "G1")], [at("b", device="cpu")], False, f"{FIRST} is on node a, where no neighbour is."),
+        # Whole GPUs, instances, or none.
+        ([at("a", "G1")], [at("a", "G2")], True, ""),
+        ([at("a")], [at("b")], True, f"{FIRST} is on node a, where no neighbour is."),
+    ],
+)
+def test_who_is_not_beside_whom(measured, noisy, by_node, said):
+    assert replica_check.apart(measured, {"noisy": noisy}, by_node=by_node) == said
