@@ -105,6 +105,11 @@ class RecordingRequest:
     notice: Callable[[str], None]
     enough: Enough | None = None
 
+    def settings(self) -> dict[str, Any]:
+        """Of a recorder of any kind."""
+        own = {name: getattr(self, name) for name in ("metrics", "sink", "clock", "wake", "on_tick", "enough")}
+        return {**own, "step_s": self.timing.step_s, "window_s": self.timing.window_s}
+
 
 class Deployment(Protocol):
     """The replicas of one experiment and its neighbours, all serving."""

@@ -157,18 +157,7 @@ class LocalDeployment(Deployment):
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on this machine's sources."""
-        return Recorder(
-            self.targets,
-            metrics=request.metrics,
-            step_s=request.timing.step_s,
-            window_s=request.timing.window_s,
-            sink=request.sink,
-            clock=request.clock,
-            wake=request.wake,
-            on_tick=request.on_tick,
-            enough=request.enough,
-            used_gpus=self._gpus_in_use(),
-        )
+        return Recorder(self.targets, **request.settings(), used_gpus=self._gpus_in_use())
 
     def telemetry(self, path: Path) -> Telemetry:
         """NVML, of the GPUs in use, and this machine's CPU."""

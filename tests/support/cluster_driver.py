@@ -241,10 +241,18 @@ class ClusterDriver:
         conditions.append({"type": kind, "status": status, "reason": reason, "message": message})
         self._write_node(conditions)
 
+    def report(self) -> None:
+        """Let the kubelet say that the node is ready."""
+        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+
+    def fall_silent(self) -> None:
+        """Let the kubelet say nothing any more."""
+        self.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+
     def lend(self, slices: int) -> None:
         """Let the node have as many slices from now on."""
         self.slices = slices
-        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        self.report()
 
     def forbid_pods(self) -> None:
         """By a quota of none."""
@@ -261,7 +269,7 @@ class ClusterDriver:
         """Let the device plugin call the slice that a pod holds unhealthy."""
         self.pods[name].unhealthy = device
         self.withdrawn += 1
-        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        self.report()
 
     def names(self) -> list[str]:
         """The pods that are there, by name."""
@@ -281,7 +289,7 @@ class ClusterDriver:
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": {}}
         node["metadata"]["labels"] = {"kubernetes.io/hostname": self.node}
         self.api.apply(f"/api/v1/nodes/{self.node}", node)
-        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        self.report()
         # An API server taints a new node as not ready; the controller that takes it away runs nowhere here.
         self.api.patch(f"/api/v1/nodes/{self.node}", {"spec": {"taints": None}})
 
@@ -353,7 +361,7 @@ class ClusterDriver:
             self.api.create(self.collection, body)
             ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
             self.api.patch(f"{self.collection}/{MPS_DAEMON}/status", {"status": ready})
-        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        self.report()
         self.heeded.append(wanted)
 
     def _control(self, path: str, kind: str, owner: dict, owned: list) -> None:

@@ -52,17 +52,7 @@ def scrape(_api, _spec, replicas, _folder, request) -> Recorder:
         ReplicaTarget(one.index, os.getpid(), f"http://{own_address()}:{one.port}/metrics", one.neighbour)
         for one in replicas
     ]
-    return Recorder(
-        targets,
-        metrics=request.metrics,
-        step_s=request.timing.step_s,
-        window_s=request.timing.window_s,
-        sink=request.sink,
-        clock=request.clock,
-        wake=request.wake,
-        on_tick=request.on_tick,
-        enough=request.enough,
-    )
+    return Recorder(targets, **request.settings())
 
 
 if __name__ == "__main__":

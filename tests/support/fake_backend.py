@@ -72,18 +72,7 @@ class FakeDeployment:
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on the fake sources."""
-        return Recorder(
-            self.targets,
-            metrics=request.metrics,
-            step_s=request.timing.step_s,
-            window_s=request.timing.window_s,
-            sink=request.sink,
-            clock=request.clock,
-            sources=self.sources(len(self.targets)),
-            wake=request.wake,
-            on_tick=request.on_tick,
-            enough=request.enough,
-        )
+        return Recorder(self.targets, **request.settings(), sources=self.sources(len(self.targets)))
 
     def telemetry(self, path: Path) -> None:
         """None: it would read real time."""

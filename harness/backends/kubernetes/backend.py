@@ -15,12 +15,12 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import LoadJob
 from harness.backends.kubernetes.objects import PodGroup
-from harness.backends.kubernetes.replica_check import only_node_is_shared
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
 from harness.sharing.cluster import cluster_sharing
 from harness.sharing.mode import Notify, unheard
+from harness.sharing.modes import mode_of
 from harness.sharing.node import CAMPAIGN_LABEL, name
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
@@ -157,7 +157,7 @@ class KubernetesBackend(Backend):
         group = self._measured(experiment, folder)
         around = objects.neighbour_pods(group, self._spec, self._campaign_id)
         beside = {workload: self._deployment(pods, notice, neighbour=workload) for workload, pods in around.items()}
-        by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
+        by_node = not self._spec.gpus_per_replica or mode_of(experiment.sharing).each_its_own
         deployment = self._deployment(group, notice, beside=beside, by_node=by_node)
         self._start(deployment, experiment, abort=abort, on_death=on_death)
         return deployment

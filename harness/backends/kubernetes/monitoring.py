@@ -217,15 +217,8 @@ def recording(
         dialect=where.dialect(),
         replicas=where.pods,
         neighbours=where.neighbour_replicas(),
-        metrics=request.metrics,
-        step_s=request.timing.step_s,
-        window_s=request.timing.window_s,
-        sink=request.sink,
-        clock=request.clock,
-        wake=request.wake,
-        on_tick=request.on_tick,
         notice=request.notice,
-        enough=request.enough,
+        **request.settings(),
         remarks=[where.gpus_why] if where.gpus_why else [],
     )
 

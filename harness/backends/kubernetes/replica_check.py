@@ -9,7 +9,7 @@ from harness.backends.kubernetes.objects import layer_in_pod
 from harness.errors import BackendError, ReasonCode
 from harness.sharing.cluster import cluster_sharing
 from harness.sharing.modes import mode_of
-from harness.spec import Device, ExperimentSpec, KubernetesSpec, Sharing
+from harness.spec import Device, ExperimentSpec, KubernetesSpec
 
 Status = Mapping[str, Any]
 """What a replica says of itself, with its pod and node."""
@@ -67,11 +67,6 @@ def refuse_silent_cpu(statuses: Sequence[Status], experiment: ExperimentSpec, sp
             advice="Check `kubernetes.runtime_class` (a claim needs CDI in the node's container runtime) and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
             code=ReasonCode.NOT_ON_GPU,
         )
-
-
-def only_node_is_shared(sharing: Sharing, gpus_per_replica: int) -> bool:
-    """Whether replicas have no GPU, or by their sharing mode a GPU or an instance each."""
-    return not gpus_per_replica or mode_of(sharing).each_its_own
 
 
 def refuse_apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> None:

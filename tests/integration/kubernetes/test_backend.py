@@ -180,11 +180,11 @@ def test_a_replica_taken_away_is_noticed_with_the_reason(deploy, driver, deaths,
 def test_a_node_that_falls_silent_takes_its_replicas_with_it(deploy, driver, deaths):
     deployment, _ = deploy(experiment(replicas=2))
 
-    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    driver.fall_silent()
     wait_for(lambda: len(deaths) == 2, SEEN_WITHIN_S)
 
     assert str(deaths[0]).startswith("replica 0 is gone (node node-a is NotReady: NodeStatusUnknown: Kubelet stopped")
-    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    driver.report()
     deployment.stop(timeout_s=DRAINED_S)
 
 
@@ -193,18 +193,18 @@ def test_a_node_called_silent_because_the_api_server_was_away_has_time_to_report
     watchman = deployment._monitor
     watchman._nodes.outages.append((time.time() - 60, time.time(), "connection refused"))
 
-    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    driver.fall_silent()
     wait_for(lambda: watchman._doubted)
-    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    driver.report()
     wait_for(lambda: not watchman._doubted)
     assert deaths == []
 
     monkeypatch.setattr(watchman, "_api_was_away", lambda: True)
     monkeypatch.setattr(watch, "NODE_RETURNS_S", 0.5)
-    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    driver.fall_silent()
     wait_for(lambda: deaths, SEEN_WITHIN_S)
     assert "NodeStatusUnknown" in deaths[0].reason
-    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    driver.report()
     deployment.stop(timeout_s=4)
 
 
@@ -213,10 +213,10 @@ def test_a_node_that_is_still_doubted_at_the_end_is_said_to_be(deploy, driver, d
     watchman = deployment._monitor
     monkeypatch.setattr(watchman, "_api_was_away", lambda: True)
 
-    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    driver.fall_silent()
     wait_for(lambda: watchman._doubted)
     (said,) = deployment.stop(timeout_s=DRAINED_S)
-    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    driver.report()
 
     assert deaths == []
     assert said.startswith("node node-a is NotReady: NodeStatusUnknown: Kubelet stopped posting node status. So it was")
@@ -284,10 +284,7 @@ def test_replicas_that_the_cluster_is_late_to_tell_are_not_removed_by_force_whil
     ("trouble", "said"),
     [
         (lambda driver: setattr(driver, "pull", NO_IMAGE), f"replicas cannot start: {NO_IMAGE[0]}: {NO_IMAGE[1]}"),
-        (
-            lambda driver: setattr(driver, "pull", NO_REGISTRY),
-            f"replicas cannot start: {NO_REGISTRY[0]}: {NO_REGISTRY[1]}",
-        ),
+        (lambda driver: setattr(driver, "pull", NO_REGISTRY), f"cannot start: {NO_REGISTRY[0]}: {NO_REGISTRY[1]}"),
         (lambda driver: driver.lend(1), "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"),
         (ClusterDriver.forbid_pods, "FailedCreate: pods .* quota: gpus"),
     ],
@@ -306,19 +303,39 @@ def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy,
     assert driver.left() == []
 
 
-def test_a_replica_that_ends_while_starting_is_said_with_its_last_words(deploy, driver):
-    with pytest.raises(ReplicaDiedError, match=r"exited with 3; last lines: .*there is no module") as caught:
-        deploy(experiment(factory="no_such_module:make", replicas=2))
-
-    assert "workload's device, factory or settings" in caught.value.advice
-    assert driver.left() == []
+def hooked(**layer):
+    return experiment(replicas=1, condition=ConditionSpec(name="hooked", layer=LayerSpec(**layer)))
 
 
-def test_replicas_that_take_too_long_are_said_with_what_they_do(deploy, driver):
-    slow = experiment(factory="slow_to_load", load_s=300, replicas=1, timing={"ready_timeout_s": 6})
-
-    with pytest.raises(BackendError, match=r"not every replica served within 6 s: 0 of 1 serve; .*not serving yet"):
-        deploy(slow)
+@pytest.mark.parametrize(
+    ("of", "error", "said"),
+    [
+        (
+            experiment(factory="no_such_module:make", replicas=2),
+            ReplicaDiedError,
+            r"exited with 3; last lines: .*there is no module",
+        ),
+        (
+            experiment(factory="slow_to_load", load_s=300, replicas=1, timing={"ready_timeout_s": 6}),
+            BackendError,
+            r"not every replica served within 6 s: 0 of 1 serve; .*not serving yet",
+        ),
+        (
+            hooked(preload="/opt/no-such.so"),
+            BackendError,
+            r"replica 0 .* runs without the layer's library /opt/no-such\.so",
+        ),
+        (
+            hooked(prefix=["env", "no-such-hypervisor"]),
+            ReplicaDiedError,
+            r"replica 0 exited with 127; last lines: .*no-such-hypervisor",
+        ),
+    ],
+    ids=["ends", "late", "library", "prefix"],
+)
+def test_a_replica_that_does_not_come_to_serve_is_said_with_its_last_words(deploy, driver, of, error, said):
+    with pytest.raises(error, match=said):
+        deploy(of)
 
     assert driver.left() == []
 
@@ -331,10 +348,6 @@ def test_an_abort_ends_a_deployment_that_has_begun(deploy, driver):
         deploy(experiment(factory="slow_to_load", load_s=30, replicas=1), abort=abort)
 
     assert driver.left() == []
-
-
-def hooked(**layer):
-    return experiment(replicas=1, condition=ConditionSpec(name="hooked", layer=LayerSpec(**layer)))
 
 
 def test_a_layer_is_on_the_replica(deploy, driver):
@@ -371,20 +384,6 @@ def test_a_library_that_its_image_does_not_have_is_said(deploy, server, driver, 
         deploy(missing, by=KubernetesBackend(server.spec(kind=kind), "c0ffee"))
 
     assert "Mend `preload` or `preload_image`" in caught.value.advice
-    assert driver.left() == []
-
-
-def test_a_library_that_the_loader_leaves_out_is_an_error(deploy, driver):
-    with pytest.raises(BackendError, match=r"replica 0 .* runs without the layer's library /opt/no-such\.so"):
-        deploy(hooked(preload="/opt/no-such.so"))
-
-    assert driver.left() == []
-
-
-def test_a_prefix_that_the_image_does_not_have_is_said(deploy, driver):
-    with pytest.raises(ReplicaDiedError, match=r"replica 0 exited with 127; last lines: .*no-such-hypervisor"):
-        deploy(hooked(prefix=["env", "no-such-hypervisor"]))
-
     assert driver.left() == []
 
 

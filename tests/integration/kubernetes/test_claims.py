@@ -34,7 +34,7 @@ LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 def dra(driver):
     driver.dra = DraDriver(driver.api, driver.node, {"gpu-0": "GPU-a", "gpu-1": "GPU-b"}, driver.controlled)
     driver.slices = 0
-    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    driver.report()
     yield driver.dra
     assert eventually(lambda: driver.left() == [] and driver.dra.left() == [])
     driver.dra.withdraw()
@@ -206,23 +206,44 @@ def test_a_replica_of_one_gpu_that_dies_is_named_by_its_number(spec, driver, tmp
     running.stop(timeout_s=DRAINED_S)
 
 
-def test_a_mode_that_did_not_come_about_is_not_believed(spec, dra, tmp_path):
-    dra.deaf = True
-    with pytest.raises(BackendError, match=r"runs without MPS, and it was to be under mps"):
-        start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
-
-
-def test_a_driver_without_the_modes_gate_ends_the_wait_with_its_words(spec, dra, tmp_path, monkeypatch):
+@pytest.fixture
+def soon(monkeypatch):
+    """Events are read as they come."""
     monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
-    dra.gates = frozenset()
-    with pytest.raises(BackendError, match='the "MPSSupport" feature gate is not enabled'):
-        start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
 
 
+UNKNOWN = 'prepare devices failed: error decoding config parameters: strict decoding error: unknown field "sharing.new"'
+UNSUPPORTED = "prepare devices failed: MPS is not yet supported when using featureGates.DynamicMIG=true"
+OTHERS = {"gpu-0": "GPU-a-other", "gpu-1": "GPU-b-other"}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "sharing", "why"),
+    [
+        ({"deaf": True}, Sharing.MPS, r"runs without MPS, and it was to be under mps"),
+        ({"gates": frozenset()}, Sharing.MPS, 'the "MPSSupport" feature gate is not enabled'),
+        ({"hindered": NO_DRIVER}, Sharing.EXCLUSIVE, rf"The claim has not been prepared for \d+ s: {NO_DRIVER}"),
+        ({"hindered": UNKNOWN}, Sharing.MPS, re.escape(f"DRA driver refuses the claim: {UNKNOWN}")),
+        ({"hindered": UNSUPPORTED}, Sharing.MPS, re.escape(f"DRA driver refuses the claim: {UNSUPPORTED}")),
+        ({"uuids": OTHERS}, Sharing.TIME_SLICING, r"computes on GPU-a-other, and its claim .* gave it GPU-a"),
+    ],
+    ids=["deaf", "gate", "unprepared", "unknown", "unsupported", "other"],
+)
+@pytest.mark.usefixtures("soon")
+def test_what_the_driver_does_not_bring_about_ends_the_wait_with_its_words(
+    spec, dra, tmp_path, monkeypatch, lacks, sharing, why
+):
+    monkeypatch.setattr(dra_module, "UNPREPARED_S", 0.5)
+    for name, value in lacks.items():
+        setattr(dra, name, value)
+    with pytest.raises(BackendError, match=why):
+        start(spec, tmp_path, sharing=sharing, replicas=1)
+
+
+@pytest.mark.usefixtures("soon")
 def test_why_a_claim_is_not_prepared_is_told_at_once_and_the_deployment_goes_on_when_it_is(
     spec, dra, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
     monkeypatch.setattr(dra_module, "UNPREPARED_S", DRAINED_S)
     dra.hindered = NO_DRIVER
     told = []
@@ -235,40 +256,12 @@ def test_why_a_claim_is_not_prepared_is_told_at_once_and_the_deployment_goes_on_
     assert told == [f"A claim is not prepared, and the kubelet tries again: {NO_DRIVER}"]
 
 
-def test_a_claim_that_stays_unprepared_ends_the_wait_early_with_the_drivers_words(spec, dra, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
-    monkeypatch.setattr(dra_module, "UNPREPARED_S", 0.5)
-    dra.hindered = NO_DRIVER
-    with pytest.raises(BackendError, match=rf"The claim has not been prepared for \d+ s: {NO_DRIVER}"):
-        start(spec, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
-
-
+@pytest.mark.usefixtures("soon")
 def test_the_daemon_of_mps_may_take_as_long_as_replicas_may(spec, dra, tmp_path, monkeypatch):
-    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
     monkeypatch.setattr(dra_module, "UNPREPARED_S", 0.0)
     dra.hindered = "prepare devices failed: error applying config: MPS control daemon is not yet ready: control daemon not yet ready"
     threading.Timer(2.0, setattr, (dra, "hindered", "")).start()
     start(spec, tmp_path, sharing=Sharing.MPS, replicas=1).stop(timeout_s=DRAINED_S)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        'error decoding config parameters: strict decoding error: unknown field "sharing.new"',
-        "MPS is not yet supported when using featureGates.DynamicMIG=true",
-    ],
-)
-def test_what_no_waiting_mends_ends_the_wait_at_once(spec, dra, tmp_path, monkeypatch, words):
-    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
-    dra.hindered = f"prepare devices failed: {words}"
-    with pytest.raises(BackendError, match=re.escape(f"DRA driver refuses the claim: {dra.hindered}")):
-        start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
-
-
-def test_another_gpu_than_the_claims_is_not_believed(spec, dra, tmp_path):
-    dra.uuids = {name: f"{uuid}-other" for name, uuid in dra.uuids.items()}
-    with pytest.raises(BackendError, match=r"computes on GPU-a-other, and its claim .* gave it GPU-a"):
-        start(spec, tmp_path, sharing=Sharing.TIME_SLICING, replicas=1)
 
 
 def found(api, spec, *modes, replicas=1, gpus=1):
@@ -305,7 +298,7 @@ def test_preflight_looks_at_classes_slices_and_claims_of_others(spec, driver, dr
 
 def test_a_gpu_that_is_lent_twice_is_refused_from_both_sides(server, spec, driver):
     driver.slices = 4
-    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    driver.report()
     twice = (
         f"node {driver.node} lends its GPUs twice: 4 nvidia.com/gpu by the device plugin, and the same to claims by the "
         "DRA driver."
