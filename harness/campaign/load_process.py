@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,7 @@ def begin_load(
     campaign_id: str,
     abort: threading.Event,
 ) -> LoadProcess | LoadShards:
-    """Have requests sent until ``stop`` of what is returned, to the ports that the replicas' statuses name.
-
-    ``campaign_id`` marks the process, so that a later harness can find it; ``abort`` stops the start.
+    """Have requests sent until ``stop`` of what is returned, to the ports that the replicas' statuses name; ``abort`` stops the start.
 
     Raises:
         BackendError: a replica does not say where it serves, or what sends cannot be started.
@@ -74,8 +73,7 @@ class LoadShards:
         """End them and merge what they sent; a sentence for each that did not end well. Raises StorageError."""
         logs, sentences = self._pods.stop()
         with storage_errors(self._log):
-            merged = merge(logs)
-            merged.tofile(self._log)
+            merge(logs).tofile(self._log)
             for log in logs:
                 log.unlink()
         return list(sentences)
@@ -93,14 +91,12 @@ class LoadProcess:
     """One generator, from the first request until it is stopped; it does not outlive the harness. Raises BackendError."""
 
     def __init__(self, path: Path, folder: Path, *, campaign_id: str) -> None:
-        self._lifeline = Lifeline()
-        self._said = folder / layout.LOGS / "load-generator.log"
+        self._lifeline, self._said = Lifeline(), folder / layout.LOGS / "load-generator.log"
+        command = [sys.executable, "-m", "harness.traffic.generator", str(path)]
+        # By the mark of the campaign a later harness finds it.
+        environment = {"PYTHONPATH": str(_ROOT), CAMPAIGN_VARIABLE: campaign_id}
         try:
-            self._guard = self._lifeline.start(
-                [sys.executable, "-m", "harness.traffic.generator", str(path)],
-                log=self._said,
-                environment={"PYTHONPATH": str(_ROOT), CAMPAIGN_VARIABLE: campaign_id},
-            )
+            self._guard = self._lifeline.start(command, log=self._said, environment=environment)
         except OSError as error:
             self._lifeline.cut()
             raise BackendError(
@@ -110,22 +106,18 @@ class LoadProcess:
 
     def stop(self) -> list[str]:
         """End it and wait for its log; a sentence if it did not end well. Idempotent."""
-        if self._guard.poll() is not None:
-            code = self._guard.returncode
-        else:
+        code: int | None = None
+        if self._guard.poll() is None:
             self._guard.terminate()
-            try:
-                code = self._guard.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._guard.wait(STOP_S)
         self._lifeline.cut()
         await_end(self._guard)
         if code == 0:
             return []
-        try:
+        said = []
+        with suppress(OSError):  # taken away with the folder
             said = self._said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        except OSError:  # taken away with the folder
-            said = []
         how = f"ended with {code}" if code is not None else f"did not end within {STOP_S:g} s"
         return [f"the load generator {how}: {said[-1] if said else 'it printed nothing'}."]
 

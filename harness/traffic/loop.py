@@ -129,7 +129,7 @@ class LoadLoop:
         if exchange.status == OK:
             self._ask_next()
         else:
-            asyncio.get_running_loop().call_later(PAUSE_AFTER_FAILURE_S, self._ask_next)
+            asyncio.get_running_loop().call_later(PAUSE_AFTER_FAILURE_S, self._or_fail, self._ask_next)
 
     async def _ask_on_time(self) -> None:
         start_ns = time.perf_counter_ns()
@@ -149,16 +149,20 @@ class LoadLoop:
         def ended(exchange: Exchange) -> None:
             self._under_way.discard(exchange)
             self._on_depth(len(self._under_way))
-            try:
-                self._book(exchange)
-                then(exchange)
-            except Exception as error:  # noqa: BLE001 - raised again where the loop is waited for
-                if not self._failure.done():
-                    self._failure.set_exception(error)
+            self._or_fail(self._book, exchange)
+            self._or_fail(then, exchange)
 
         self._under_way.add(exchange)
         self._on_depth(len(self._under_way))
         self._client.begin(question, exchange, ended)
+
+    def _or_fail(self, step: Callable[..., None], *arguments: Exchange) -> None:
+        """Do it in a callback; what it raises is raised where the loop is waited for."""
+        try:
+            step(*arguments)
+        except Exception as error:  # noqa: BLE001 - see above
+            if not self._failure.done():
+                self._failure.set_exception(error)
 
     def _waits(self, stopped_ns: int) -> bool:
         """Whether there is no answer yet to something that was to be asked before that time."""

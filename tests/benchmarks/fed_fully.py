@@ -24,8 +24,7 @@ import torch
 
 from harness.replica import registry
 from harness.replica.custom_metrics import Histogram
-from harness.replica.frontends.batching import BatchLedger
-from harness.replica.frontends.frontend import Passes, warm_up
+from harness.replica.frontends.batching import BatchLedger, Passes
 from harness.replica.frontends.serving import HttpFrontend
 from harness.replica.metrics import RequestMetrics
 from harness.replica.settings import Settings
@@ -112,16 +111,13 @@ def over_http(workload: Any, batch_size: int) -> Rate:
     """Return what measures a workload behind HTTP."""
     with workload.serving():
         serve = Passes(workload, batch_size)
-        warm_up(workload, serve, batch_size)
 
     def rate(_workload: Any, seconds: float) -> float:
         stopping = threading.Event()
         frontend = HttpFrontend(
             HTTP,
             serve,
-            batch_size=batch_size,
-            ledger=BatchLedger(RequestMetrics(), Histogram("inference_service_seconds", "."), None, None),
-            on_depth=lambda _depth: None,
+            BatchLedger(RequestMetrics(), Histogram("inference_service_seconds", "."), None, None),
             host="127.0.0.1",
             phase=lambda: "draining" if stopping.is_set() else "serving",
         )

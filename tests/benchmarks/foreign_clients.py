@@ -19,7 +19,7 @@ import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.replica.engine.ledger import Families, ServerLedger
-from harness.replica.engine.servers import takes_connections
+from harness.replica.engine.servers import HOST, takes_connections
 from harness.replica.engine.workload import ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import ServerSpec
@@ -245,7 +245,7 @@ def ask(port, file, folder):
     ledger = ServerLedger(Families(streams=True), RequestMetrics(), None, Path(folder))
     stopping = threading.Event()
     threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()
-    load = ServerLoad(engine, HttpClient(engine, int(port)), questions(engine, 0), ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)  # fmt: skip
+    load = ServerLoad(engine, HttpClient(engine, int(port), HOST), questions(engine, 0), ledger, seed=0, alive=lambda: None)  # fmt: skip
     load.run(stopping)
     load.close()
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.replica.engine.ledger import Families, ServerLedger
-from harness.replica.engine.servers import takes_connections
+from harness.replica.engine.servers import HOST, takes_connections
 from harness.replica.engine.workload import ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import Protocol, ServerSpec
@@ -76,10 +76,10 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
     while not takes_connections(port):
         time.sleep(0.1)
     engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, concurrency=streams)
-    asker, metrics = Remembering(engine, port), RequestMetrics()
+    asker, metrics = Remembering(engine, port, HOST), RequestMetrics()
     ledger = ServerLedger(Families(streams=True), metrics, None, folder)
     questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())
-    load = ServerLoad(engine, asker, questions, ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)
+    load = ServerLoad(engine, asker, questions, ledger, seed=0, alive=lambda: None)
     stopping = threading.Event()
     threading.Timer(seconds, stopping.set).start()
     begun_s, cpu_s = time.perf_counter(), time.process_time()

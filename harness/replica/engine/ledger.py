@@ -39,14 +39,7 @@ class Families:
 
 
 class ServerLedger:
-    """Books the requests of the load; those of the warm-up never come here.
-
-    Args:
-        families: of the server.
-        metrics: the replica's own.
-        latency_log: takes the requests that were answered well; None: not kept.
-        folder: of the other logs; None: not kept.
-    """
+    """Books the requests of the load; those of the warm-up never come here. Without ``latency_log`` or ``folder`` nothing is kept."""
 
     def __init__(
         self, families: Families, metrics: RequestMetrics, latency_log: RecordLog | None, folder: Path | None
@@ -59,6 +52,10 @@ class ServerLedger:
         self._requests = RecordLog(folder / REQUESTS_LOG, fields=len(CLIENT_FIELDS)) if folder else None
         self._gaps = RecordLog(folder / GAPS_LOG) if folder else None
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+
+    def on_depth(self, depth: int) -> None:
+        """So many requests are in flight."""
+        self._metrics.in_flight = depth
 
     def book(self, exchange: Exchange) -> None:
         """Count one request that ended or was abandoned. Raises OSError when a log cannot be written."""

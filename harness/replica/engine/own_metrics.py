@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from http.client import HTTPException
 from pathlib import Path
@@ -30,7 +30,7 @@ _SAMPLE = re.compile(r"([A-Za-z_:][\w:]*(?:\{.*\})?)[ \t]+(\S+)(?:[ \t]+-?\d+)?\
 
 def parse(page: str) -> dict[str, str]:
     """The values of a page in Prometheus's text format, by series; raises ValueError where a line is none of it."""
-    found = {}
+    values = {}
     for line in page.splitlines():
         if not line.strip() or line.startswith("#"):
             continue
@@ -38,18 +38,12 @@ def parse(page: str) -> dict[str, str]:
         if match is None:
             raise ValueError(f"{line[:80]!r} is no line of Prometheus's text format")
         float(match[2])
-        found[match[1]] = match[2]
-    return found
+        values[match[1]] = match[2]
+    return values
 
 
 class OwnMetrics:
-    """Reads one server's page from a thread of its own, while it is entered.
-
-    Args:
-        url: of the page.
-        headers: sent with every request.
-        step_s: seconds from one reading to the next.
-        folder: takes the file.
+    """Reads one server's page from a thread of its own, while it is entered, and writes it into ``folder``.
 
     Raises:
         WorkloadError: the page cannot be read now.
@@ -83,21 +77,15 @@ class OwnMetrics:
             self._file.close()
 
     def _go_on(self) -> None:
-        for _ in self._turns():
+        due_s = time.monotonic() + self._step_s
+        while not self._over.wait(max(due_s - time.monotonic(), 0.0)):
+            due_s += self._step_s
             try:
                 self._write(self._read())
             except (OSError, HTTPException, ValueError):
                 self._write(None)
         with contextlib.suppress(OSError, HTTPException, ValueError):
             self._write(self._read())  # counters at the end of the load
-
-    def _turns(self) -> Iterator[None]:
-        due_s = time.monotonic()
-        while not self._over.is_set():
-            due_s += self._step_s
-            if self._over.wait(max(due_s - time.monotonic(), 0.0)):
-                return
-            yield
 
     def _read(self) -> dict[str, str]:
         with urllib.request.urlopen(self._request, timeout=TIMEOUT_S) as answer:  # noqa: S310
@@ -106,11 +94,11 @@ class OwnMetrics:
             raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
         return parse(page.decode("utf-8", errors="replace"))
 
-    def _write(self, found: dict[str, str] | None) -> None:
+    def _write(self, values: dict[str, str] | None) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._writer.writerow((now, UP, 0 if found is None else 1))
-        if found is not None:
-            changed = (item for item in found.items() if self._before.get(item[0]) != item[1])
+        self._writer.writerow((now, UP, 0 if values is None else 1))
+        if values is not None:
+            changed = (item for item in values.items() if self._before.get(item[0]) != item[1])
             self._writer.writerows((now, series, value) for series, value in changed)
-            self._before = found
+            self._before = values
         self._file.flush()

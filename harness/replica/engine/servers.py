@@ -41,7 +41,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]+")
 
 
 class RunningServer:
-    """One that somebody else started, with what ``ServerProcess`` has: it is only asked.
+    """One that somebody else started: it is only asked.
 
     Args:
         url: http://host:port or https://host:port.
@@ -58,56 +58,45 @@ class RunningServer:
         return {"server_url": self._url}
 
     def wait_until_up(self) -> None:
-        """Nothing: a real request shows it."""
+        """Return when it can be asked; whoever started the replica sets the time limit. Raises WorkloadError when it has ended."""
 
     def require_alive(self) -> None:
-        """Nothing: its process is not ours to see."""
+        """Raise WorkloadError when its process has ended, where that is ours to see."""
 
     def stop(self) -> str:
-        """Nothing: how it goes on."""
+        """End it, where it is ours to end; how that went."""
         return "left running"
 
 
-class SidecarServer:
-    """One that the pod starts and ends; whoever watches the pod notices when it ends by itself.
+class SidecarServer(RunningServer):
+    """One in the next container, which the pod starts and ends; whoever watches the pod notices when it ends by itself."""
 
-    Args:
-        engine: what to ask.
-    """
-
-    host, tls = HOST, False
-
-    def __init__(self, engine: ServerSpec) -> None:
-        self.port = engine.pod_port
-        self._path = engine.ready.path
+    def __init__(self, server: ServerSpec) -> None:
+        super().__init__(f"http://{HOST}:{server.pod_port}")
+        self._path = server.ready.path
 
     def facts(self) -> dict[str, object]:
         """For ``replica.json``."""
         return {"server_port": self.port, **observed(self.port)}
 
     def wait_until_up(self) -> None:
-        """Return when the condition of ``ready`` holds; whoever started the pod sets the time limit."""
+        """Return when the condition of ``ready`` holds."""
         while not self._is_up():
             time.sleep(POLL_S)
-
-    def require_alive(self) -> None:
-        """Nothing: its exit code is the pod's to tell."""
 
     def stop(self) -> str:
         """Nothing: it ends with its pod."""
         return "left to its pod"
 
     def _is_up(self) -> bool:
-        return answers_200(f"http://{HOST}:{self.port}{self._path}") if self._path else takes_connections(self.port)
+        return answers_200(f"{self._url}{self._path}") if self._path else takes_connections(self.port)
 
 
-class ServerProcess:
-    """The running command.
+class ServerProcess(RunningServer):
+    """The command of a replica of that index.
 
     Args:
         spec: what is the server's alone of the environment, and how long its log may become.
-        engine: what to start.
-        replica: index of the replica that it belongs to.
         folder: takes its output as ``server.log``; None: the output is mixed with the replica's.
 
     Raises:
@@ -154,11 +143,7 @@ class ServerProcess:
         return {"server_pid": self._process.pid, "server_port": self.port, "server_command": command}
 
     def wait_until_up(self) -> None:
-        """Return when the condition of ``ready`` holds; whoever started the replica sets the time limit.
-
-        Raises:
-            WorkloadError: the process ended.
-        """
+        """Return when the condition of ``ready`` holds."""
         while not self._is_up():
             self.require_alive()
             time.sleep(POLL_S)

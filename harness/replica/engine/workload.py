@@ -55,11 +55,6 @@ _HINTS = {
 class ServerWorkload:
     """A server of one replica's own: started by it, in the container beside it, or running already.
 
-    Args:
-        settings: the replica's.
-        spec: what they were made of.
-        engine: the server to start and ask.
-
     Raises:
         WorkloadError: it ended, or it says that the request itself is wrong.
         CannotBeMetError: it cannot be started here.
@@ -76,7 +71,13 @@ class ServerWorkload:
         self._questions = questions(engine, self._seed)
         first = next(self._questions)  # a file that cannot be read is said before anything starts
         request_headers(engine)
-        self._process = _server(settings, spec, engine)
+        self._process: RunningServer
+        if spec.beside:
+            self._process = SidecarServer(engine)
+        elif engine.url:
+            self._process = RunningServer(engine.url[settings.replica])
+        else:
+            self._process = ServerProcess(spec, engine, settings.replica, settings.replica_dir)
         self._end = ""
         self._process.wait_until_up()
         said = ""
@@ -113,10 +114,6 @@ class ServerWorkload:
 
     def load(self, metrics: RequestMetrics, latency_log: RecordLog | None) -> ServerLoad:
         """The frontend that asks it."""
-
-        def on_depth(depth: int) -> None:
-            metrics.in_flight = depth
-
         return ServerLoad(
             self._engine,
             self._client(),
@@ -124,7 +121,6 @@ class ServerWorkload:
             questions(self._engine, self._seed) if self._engine.trace else self._questions,
             ServerLedger(self._families, metrics, latency_log, self._settings.replica_dir),
             seed=self._seed,
-            on_depth=on_depth,
             alive=self._process.require_alive,
             own_metrics=self._own_metrics(),
             settle_s=self._spec.settle_s,
@@ -201,7 +197,6 @@ class ServerLoad(LoadLoop):
         ledger: ServerLedger,
         *,
         seed: int,
-        on_depth: Callable[[int], None],
         alive: Callable[[], None],
         own_metrics: AbstractContextManager[None] | None = None,
         settle_s: float = 0.0,
@@ -215,7 +210,7 @@ class ServerLoad(LoadLoop):
             due=None if due is None else ((due_ns, 0) for due_ns in due),
             most=server.concurrency or 1 if due is None else server.max_in_flight,
             follow_s=FOLLOW_S,
-            on_depth=on_depth,
+            on_depth=ledger.on_depth,
             alive=alive,
         )
         self._ledger, self._own_metrics = ledger, own_metrics or nullcontext()
@@ -227,13 +222,8 @@ class ServerLoad(LoadLoop):
 
     def facts(self) -> Mapping[str, object]:
         """How far it has come, for ``replica.json``."""
-        failures, first = dict(self._ledger.failures), self._ledger.first_failure
-        return {
-            "in_flight": self.in_flight,
-            "abandoned": self.abandoned,
-            "failures": failures,
-            "first_failure": first,
-        }
+        failed = {"failures": dict(self._ledger.failures), "first_failure": self._ledger.first_failure}
+        return {"in_flight": self.in_flight, "abandoned": self.abandoned, **failed}
 
     def close(self) -> None:
         """Write the logs to their end. Raises OSError."""
@@ -251,14 +241,6 @@ def user_client(server: ServerSpec, port: int, host: str, *, tls: bool = False) 
     if not all(callable(getattr(client, name, None)) for name in ("ask", "close")):
         raise WorkloadError(f"{server.client} returned a {type(client).__name__} without ask() and close().")
     return UserClient(server, client)
-
-
-def _server(settings: Settings, spec: ReplicaSpec, engine: ServerSpec) -> ServerProcess | RunningServer | SidecarServer:
-    if spec.beside:
-        return SidecarServer(engine)
-    if engine.url:
-        return RunningServer(engine.url[settings.replica])
-    return ServerProcess(spec, engine, settings.replica, settings.replica_dir)
 
 
 def _with_mounted_files(engine: ServerSpec, target: Path) -> ServerSpec:

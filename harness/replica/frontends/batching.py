@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.replica.custom_metrics import Histogram
 from harness.replica.metrics import RequestMetrics
+from harness.replica.registry import Workload
 from harness.traffic.records import RecordLog
 
 IDLE_S = 0.1
+PROBES = 3
+EVERY_SIZE_UP_TO = 64
 NS_PER_S = 1_000_000_000
 
 
@@ -124,21 +128,60 @@ class Batcher:
             return dropped
 
 
-class Serve(Protocol):
-    """Serves inputs in as few passes of the model as they need."""
+def batch_sizes(largest: int) -> list[int]:
+    """Sizes of batches that are formed: every one, and powers of two where there would be too many to warm up."""
+    if largest <= EVERY_SIZE_UP_TO:
+        return list(range(1, largest + 1))
+    return sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
 
-    @property
-    def ahead(self) -> bool:
+
+class Passes:
+    """Serves any number of inputs in passes of at most ``batch_size``.
+
+    A workload that cannot serve part of a batch serves a whole one: it is padded. So is a batch of a size that is not
+    among ``batch_sizes``, to the next one.
+    """
+
+    def __init__(self, workload: Workload, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self._sizes = batch_sizes(batch_size)
+        begins: Callable[[], Callable[[int], Callable[[], object]] | None] | None
+        begins = getattr(workload, "begin_up_to", None)
+        sized: Callable[[], Callable[[int], int]] | None = getattr(workload, "serve_up_to", None)
+        begin = begins() if begins else None
+        self._begin: Callable[[int], Callable[[], object]]
+        self.ahead = begin is not None
         """Whether ``begin`` returns while the model still computes."""
-        ...
+        if begin is not None:
+            self._begin = begin
+        elif batch_size > 1 and sized is not None:
+            one_pass = sized()
+            self._begin = lambda inputs: functools.partial(one_pass, inputs)
+        else:
+            self._begin = lambda _inputs: workload.infer
+        if sized is not None:  # the largest first: on a GPU the first of each costs tens of ms
+            for inputs in reversed(self._sizes):
+                self(inputs)
 
     def begin(self, inputs: int) -> Callable[[], object]:
-        """Begin to serve; what is returned waits until the results are there."""
-        ...
+        """Serve all passes but the last, and begin that; what is returned waits for it."""
+        while inputs > self.batch_size:
+            self._begin(self.batch_size)()
+            inputs -= self.batch_size
+        return self._begin(self._sizes[bisect_left(self._sizes, inputs)])
 
     def __call__(self, inputs: int) -> None:
         """Return when the results are there."""
-        ...
+        self.begin(inputs)()
+
+    def fastest_s(self, inputs: int) -> float:
+        """Seconds that so many inputs take, of a few tries the quickest."""
+        durations_s = []
+        for _ in range(PROBES):
+            begun_s = time.perf_counter()
+            self(inputs)
+            durations_s.append(time.perf_counter() - begun_s)
+        return min(durations_s)
 
 
 class BatchLedger:
@@ -163,6 +206,10 @@ class BatchLedger:
         # Anchored once: a step of the wall clock in mid-run must not reorder requests.
         self.epoch_ns = time.time_ns() - time.perf_counter_ns()
 
+    def on_depth(self, depth: int) -> None:
+        """So many requests wait or are being served."""
+        self._metrics.in_flight = depth
+
     def add(self, request: Pending, start_ns: int, end_ns: int) -> None:
         """Take one request that was served from ``start_ns`` to ``end_ns`` of ``time.perf_counter_ns``."""
         latency_ns = end_ns - request.intended_ns
@@ -184,16 +231,12 @@ class _Begun:
 
 
 class Service:
-    """Serves what waits, batch after batch; where the model allows it, a full one is begun while the one before is computed.
-
-    Args:
-        batcher: where requests wait.
-    """
+    """Serves what waits, batch after batch; where the model allows it, a full one is begun while the one before is computed."""
 
     def __init__(
         self,
         batcher: Batcher,
-        serve: Serve,
+        serve: Passes,
         ledger: BatchLedger,
         answer: Callable[[Sequence[Pending], int, int], None],
     ) -> None:

@@ -13,14 +13,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import mlperf_loadgen as loadgen
 import numpy as np
 
-from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Pending, Serve, Service
+from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Passes, Pending, Service
 from harness.spec.scenario import ScenarioSpec
 
 SWITCH_INTERVAL_S = 0.0005
@@ -51,11 +51,9 @@ class LoadGenFrontend:
     def __init__(
         self,
         scenario: ScenarioSpec,
-        serve: Serve,
-        *,
-        batch_size: int,
+        serve: Passes,
         ledger: BatchLedger,
-        on_depth: Callable[[int], None],
+        *,
         seed: int,
         folder: Path | None,
         pass_s: float,
@@ -64,14 +62,13 @@ class LoadGenFrontend:
     ) -> None:
         self._scenario = scenario
         self._serve = serve
-        self._batch_size = batch_size
+        self._batch_size = serve.batch_size
         self._ledger = ledger
-        self._on_depth = on_depth
         self._seed = seed
         self._folder = folder
-        self._samples_per_s = batch_size / pass_s
+        self._samples_per_s = serve.batch_size / pass_s
         self._settle_s, self._test_s = settle_s, scenario.test_s(record_s)
-        self._batcher = Batcher(batch_size, (scenario.max_wait_ms or 0.0) / 1e3, None, on_depth)
+        self._batcher = Batcher(serve.batch_size, (scenario.max_wait_ms or 0.0) / 1e3, None, ledger.on_depth)
         self._service = Service(self._batcher, serve, ledger, self._answer)
         self._offline: list[int] = []
         self._over = threading.Event()
@@ -172,11 +169,11 @@ class LoadGenFrontend:
         while not (stopping.is_set() or self._over.is_set()):
             tokens = self._offline[first : first + self._batch_size]
             inputs = len(tokens) or self._batch_size
-            self._on_depth(1)
+            self._ledger.on_depth(1)
             start_ns = time.perf_counter_ns()
             self._serve(inputs)
             end_ns = time.perf_counter_ns()
-            self._on_depth(0)
+            self._ledger.on_depth(0)
             batch = Pending(inputs, start_ns, start_ns, tokens)
             if tokens:
                 begun_ns = begun_ns or start_ns

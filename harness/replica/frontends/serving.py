@@ -25,7 +25,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from harness.replica.errors import CannotBeMetError
-from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Pending, Serve, Service
+from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Passes, Pending, Service
 from harness.spec.scenario import ScenarioSpec
 
 INTENDED_HEADER = "x-intended-ns"
@@ -61,19 +61,20 @@ class HttpFrontend:
     def __init__(
         self,
         scenario: ScenarioSpec,
-        serve: Serve,
-        *,
-        batch_size: int,
+        serve: Passes,
         ledger: BatchLedger,
-        on_depth: Callable[[int], None],
+        *,
         host: str,
         phase: Callable[[], str],
     ) -> None:
-        self._batch_size = batch_size
+        self._batch_size = serve.batch_size
         self._ledger = ledger
         self._phase = phase
         self._batcher = Batcher(
-            batch_size, (scenario.max_wait_ms or 0.0) / 1e3, scenario.max_queue or MOST_WAITING, on_depth
+            serve.batch_size,
+            (scenario.max_wait_ms or 0.0) / 1e3,
+            scenario.max_queue or MOST_WAITING,
+            ledger.on_depth,
         )
         self._service = Service(self._batcher, serve, ledger, self._answer)
         self._accepted = self._refused = self._served = self._inputs = self._batches = 0

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from harness.replica.frontends.batching import Passes
 from harness.replica.frontends.loadgen import LoadGenFrontend, offsets_ns
 from harness.spec.scenario import ScenarioSpec
 
@@ -69,10 +70,8 @@ def test_offline_goes_on_while_loadgen_prepares_its_test_and_writes_its_log(tmp_
     recorded = []
     frontend = LoadGenFrontend(
         ScenarioSpec(kind="offline", duration_s=0.1),
-        lambda _inputs: None,
-        batch_size=4,
-        ledger=SimpleNamespace(add=lambda batch, *_times: recorded.append(batch)),
-        on_depth=lambda _depth: None,
+        Passes(SimpleNamespace(infer=lambda: 4), 4),
+        SimpleNamespace(add=lambda batch, *_times: recorded.append(batch), on_depth=lambda _depth: None),
         seed=1,
         folder=tmp_path,
         pass_s=0.001,

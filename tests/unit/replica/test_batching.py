@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from harness.replica.custom_metrics import Histogram
-from harness.replica.frontends.batching import Batcher, BatchLedger, Pending, Service
-from harness.replica.frontends.frontend import Passes, batch_sizes, warm_up
+from harness.replica.frontends.batching import Batcher, BatchLedger, Passes, Pending, Service, batch_sizes
 from harness.replica.metrics import RequestMetrics
 from harness.traffic.records import RecordLog
 
@@ -214,7 +213,10 @@ class Begins(Sized):
     ],
 )
 def test_inputs_are_served_in_as_few_passes_as_they_need(workload, batch_size, inputs, passes):
-    Passes(workload, batch_size)(inputs)
+    serve = Passes(workload, batch_size)
+    workload.passes.clear()
+
+    serve(inputs)
 
     assert workload.passes == passes
 
@@ -223,7 +225,6 @@ def test_every_size_that_will_be_computed_was_computed_before_the_replica_is_rea
     for batch_size in (1, 5, 64, 100):
         workload = Sized()
         serve = Passes(workload, batch_size)
-        warm_up(workload, serve, batch_size)
         warmed = set(workload.passes)
 
         workload.passes.clear()
