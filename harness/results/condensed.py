@@ -22,7 +22,7 @@ from harness.metrics.nvml import ACTIVITY, six_digits
 from harness.results import requests
 from harness.results.files import read_object, sha256_of, storage_errors
 from harness.results.layout import LATENCIES, MANIFEST, RAW_LATENCIES, REPLICAS, REQUESTS, SAMPLES, SERVICES, TELEMETRY
-from harness.results.manifest import Condensed, FileEntry, content_digest, read_manifest
+from harness.results.manifest import SCHEMA_VERSION, Condensed, FileEntry, content_digest, read_manifest
 from harness.results.requests import Nanoseconds, int64_array
 from harness.traffic.records import NONE
 
@@ -73,6 +73,7 @@ def condense(folder: Path, into: Path, resolution_ns: int) -> dict[str, Path]:
     before = manifest.condensed or Condensed(resolution_ns=resolution_ns, recorded={}, recorded_digest=manifest.digest)
     condensed = before.model_copy(update={"recorded": before.recorded | recorded})
     content = read_object(folder / MANIFEST) | {
+        "schema_version": SCHEMA_VERSION,
         "files": {name: listed[name].model_dump() for name in sorted(listed)},
         "condensed": condensed.model_dump(),
     }

@@ -35,8 +35,8 @@ SERVICES = "services.bin"
 NEIGHBOURS = "neighbours"
 PROMETHEUS = "prometheus.json"
 CAMPAIGN_JSON = "campaign.json"
-CAMPAIGN_FORMAT = 2
-"""Of ``campaign.json``; 1 had no digest."""
+CAMPAIGN_FORMAT = 3
+"""Of ``campaign.json``; 1 had no digest, 2 was of before there was the table of requests."""
 CAMPAIGN_YAML = "campaign.yaml"
 STATE = "state.jsonl"
 REPORT_HTML = "report.html"

@@ -19,7 +19,8 @@ from harness.results.layout import MANIFEST
 from harness.spec import ExperimentSpec
 from harness.spec.model import StrictModel, first_in_words
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
+"""Of what is written; 1 had logs of latencies in place of the table of requests."""
 
 
 class Status(StrEnum):
@@ -139,7 +140,7 @@ _LATEST_S = 253402300799.0
 class Manifest(StrictModel):
     """``manifest.json``: written last, so that a folder without one is no experiment."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[1, 2] = SCHEMA_VERSION
     experiment_id: str
     campaign: str
     attempt: int = Field(ge=1)
@@ -235,7 +236,7 @@ def read_manifest(folder: Path) -> Manifest:
         for fault in error.errors():
             if fault["loc"] == ("schema_version",) and isinstance(fault["input"], int):
                 raise ResultsPathError(
-                    f"{path} is of another version of the harness: schema_version must be {SCHEMA_VERSION} here.",
+                    f"{path} is of another version of the harness: schema_version must be at most {SCHEMA_VERSION} here.",
                     advice="Use the version of the harness that wrote it.",
                 ) from error
         raise ResultsPathError(

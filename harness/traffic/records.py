@@ -5,6 +5,7 @@ A record torn by a kill is the last one; readers drop it, and so does the next w
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import threading
@@ -33,6 +34,11 @@ GENERATED_FIELDS = ("replica", "intended_ns", "send_error_ns", "latency_ns", "st
 """``load/requests.bin`` of the load generator."""
 FLUSH_INTERVAL_S = 0.5
 _VALUE_BYTES = 8
+
+
+def nearest_rank(count: int, quantile: float) -> int:
+    """Which of ``count`` ascending values, from 1, is the smallest that ``quantile`` of all do not exceed."""
+    return math.ceil(quantile * count)
 
 
 @dataclass(slots=True, eq=False)

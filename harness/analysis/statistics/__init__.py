@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.analysis.statistics.distributions import Floats, mann_whitney, student_cdf, student_quantile
+from harness.traffic.records import nearest_rank
 
 SIGNIFICANCE = 0.05
 BATCHES = 20
@@ -133,7 +134,8 @@ def percentile(values: Floats, quantile: float, least: int | None = None) -> flo
     needed = needed_for(quantile) if least is None else least
     if len(values) < needed:
         raise ValueError(f"p{quantile * 100:g} takes at least {needed} requests, there are fewer")
-    return float(np.quantile(values, quantile, method="inverted_cdf"))
+    place = max(nearest_rank(len(values), quantile) - 1, 0)
+    return float(np.partition(values, place)[place])
 
 
 def jain(values: Sequence[float]) -> float:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from harness.analysis.statistics import Estimate, lag_one, needed_for, student
 from harness.analysis.statistics.distributions import Floats
+from harness.traffic.records import nearest_rank
 
 MIN_SLICES = 32
 MAX_SLICES = 2 * MIN_SLICES
@@ -207,7 +208,7 @@ def _percentile(histograms: npt.NDArray[np.int32], counts: _Counts, quantile: fl
     """The percentile of all requests; its interval holds the percentiles of the shares that cannot be told from it."""
     below = histograms.sum(axis=0, dtype=np.int64).cumsum()
     requests = int(below[-1])
-    place = int(np.searchsorted(below, math.ceil(quantile * requests)))
+    place = int(np.searchsorted(below, nearest_rank(requests, quantile)))
     middle = float(_latencies_s(np.array(place)))
     if counts.min() >= MANY * needed_for(quantile):
         ranks = np.ceil(quantile * counts)

@@ -7,14 +7,13 @@ are in ``latencies.bin``, too, as every replica's are.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter as Tally
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
 from harness.replica.metrics import RequestMetrics
-from harness.traffic.records import ABANDONED, CLIENT_FIELDS, NONE, OK, Exchange, RecordLog
+from harness.traffic.records import ABANDONED, CLIENT_FIELDS, NONE, OK, Exchange, RecordLog, nearest_rank
 
 REQUESTS_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
 P99 = 0.99
@@ -106,4 +105,4 @@ class ServerLedger:
 
 def p99(values: list[int]) -> int:
     """The smallest value that 99 % do not exceed; NONE without any."""
-    return sorted(values)[math.ceil(P99 * len(values)) - 1] if values else NONE
+    return sorted(values)[nearest_rank(len(values), P99) - 1] if values else NONE

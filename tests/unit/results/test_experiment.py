@@ -14,7 +14,9 @@ import pytest
 from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError
 from harness.results import Manifest, Status, finalise, read_manifest, requests, verify_experiment
+from harness.results.condensed import condense
 from harness.results.layout import metric_files
+from harness.results.manifest import content_digest
 from harness.results.tables import read_rows
 from harness.traffic.records import NONE
 from tests.unit.results.synthetic import (
@@ -187,10 +189,24 @@ def test_a_damaged_manifest_is_a_problem_not_a_crash(experiment: Path) -> None:
 
 def test_a_manifest_of_another_version_is_left_to_that_version(experiment: Path) -> None:
     path = experiment / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
-    with pytest.raises(ResultsPathError, match=r"another version of the harness: schema_version must be 1") as caught:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 3}))
+    with pytest.raises(
+        ResultsPathError, match=r"another version of the harness: schema_version must be at most 2"
+    ) as caught:
         read_manifest(experiment)
     assert caught.value.advice == "Use the version of the harness that wrote it."
+
+
+def test_a_manifest_of_the_version_before_is_read_as_it_is_and_what_is_made_of_it_is_of_this_one(
+    experiment: Path, tmp_path: Path
+) -> None:
+    path = experiment / "manifest.json"
+    content = json.loads(path.read_text()) | {"schema_version": 1}
+    path.write_text(json.dumps(content | {"digest": content_digest(content)}))
+    assert verify_experiment(experiment).ok
+    condense(experiment, tmp_path / "condensed", 1_000)
+    written = [json.loads((folder / "manifest.json").read_text()) for folder in (experiment, tmp_path / "condensed")]
+    assert [document["schema_version"] for document in written] == [1, 2]
 
 
 def test_a_file_that_was_added_is_a_note(experiment: Path) -> None:
