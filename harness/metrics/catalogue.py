@@ -82,20 +82,14 @@ class Metric:
     """One metric; no value of any can be below 0.
 
     Attributes:
-        name: as in file names, e.g. ``latency_p95``.
-        unit: of every value, spelt out.
         promql: template of one series per replica, device or node; empty when raw samples are counted instead.
         promql_pooled: template of the series ``all``; empty when not pooled, or added up from raw samples.
         promql_raw: template of the selector whose raw samples say when something was really measured.
         maximum: no value can be higher; None: no bound.
         nonzero_expected: a replica under load cannot show 0 here for long.
-        description: one sentence for the docs.
-        quantile: between 0 and 1 for quantiles; None otherwise.
         families: names on the replica's /metrics that it is made of; of replicas only.
         gauge: what ``harness/metrics/nvml.py`` calls it; only for GPU_SOURCES.
         dcgm: the field of DCGM's exporter; of devices only.
-        scale: what a sample of it is multiplied by.
-        over_devices: how its rows come to the figure of a report; of devices only.
         workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
     """
 
@@ -200,12 +194,11 @@ def _device(
     dcgm: str,
     maximum: float,
     description: str,
-    over_devices: OverDevices = OverDevices.MEAN,
-    *,
     source: Source = Source.GPU,
-    scale: int = 1,
+    **more: Any,
 ) -> Metric:
     """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus."""
+    factor = f"{more['scale']} * " if "scale" in more else ""
     return Metric(
         name=name,
         title=title,
@@ -213,34 +206,13 @@ def _device(
         kind=Kind.GAUGE,
         level=Level.DEVICE,
         source=source,
-        promql=f"{f'{scale} * ' if scale != 1 else ''}max by ($device) ({dcgm}{{$gpus}})",
+        promql=f"{factor}max by ($device) ({dcgm}{{$gpus}})",
         promql_raw=f"{dcgm}{{$gpus}}",
         maximum=maximum,
         description=description,
         gauge=gauge,
         dcgm=dcgm,
-        scale=scale,
-        over_devices=over_devices,
-    )
-
-
-def _share(name: str, title: str, family: str, rest: str, description: str, workload: str) -> Metric:
-    part, other = f"rate({family}{{$replicas}}[$window])", f"rate({rest}{{$replicas}}[$window])"
-    each = f"sum by ($by) ({part})"
-    return Metric(
-        name=name,
-        title=title,
-        unit="percent of time",
-        kind=Kind.SHARE,
-        source=Source.PUBLISHED,
-        promql=f"100 * {each} / ({each} + sum by ($by) ({other}))",
-        promql_pooled=f"100 * sum({part}) / (sum({part}) + sum({other}))",
-        promql_raw=f"{family}{{$replicas}}",
-        maximum=100.0,
-        nonzero_expected=False,
-        description=description,
-        families=(family, rest),
-        workloads=(workload,),
+        **more,
     )
 
 
@@ -282,8 +254,8 @@ _STANDARD = (
         "DCGM_FI_DEV_FB_USED",
         2.0**43,
         "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
-        OverDevices.LARGEST_SUM,
-        source=Source.GPU_MEMORY,
+        Source.GPU_MEMORY,
+        over_devices=OverDevices.LARGEST_SUM,
         scale=1048576,
     ),
     _device(
@@ -294,7 +266,7 @@ _STANDARD = (
         "DCGM_FI_DEV_POWER_USAGE",
         3000.0,
         "Power draw of the board.",
-        OverDevices.SUM,
+        over_devices=OverDevices.SUM,
     ),
     _device(
         "gpu_temperature",
@@ -304,7 +276,7 @@ _STANDARD = (
         "DCGM_FI_DEV_GPU_TEMP",
         120.0,
         "Temperature of the GPU's core.",
-        OverDevices.HIGHEST,
+        over_devices=OverDevices.HIGHEST,
     ),
     _pressure("cpu", "CPU", Source.CPU_PRESSURE, "a CPU"),
     _pressure("memory", "Memory", Source.MEMORY_PRESSURE, "memory"),
@@ -372,6 +344,8 @@ _CLIENT_HISTOGRAMS = (
     ),
 )
 
+_ACTIVE, _IDLE = (f"rate(inference_{state}_seconds_total{{$replicas}}[$window])" for state in ("active", "idle"))
+
 _PUBLISHED = (
     _rate(
         "inputs_per_second",
@@ -381,13 +355,20 @@ _PUBLISHED = (
         "Inputs (images, texts) served or trained on per second: requests times what each held; `all` is their sum.",
         workloads=("mnist-training", "resnet50-training", "bert-training", "data-parallel-training"),
     ),
-    _share(
-        "active_share",
-        "Active time",
-        "inference_active_seconds_total",
-        "inference_idle_seconds_total",
-        "Share of the window in which the session worked; the rest it spent thinking. `all` is the replicas' mean.",
-        "notebook",
+    Metric(
+        name="active_share",
+        title="Active time",
+        unit="percent of time",
+        kind=Kind.SHARE,
+        source=Source.PUBLISHED,
+        promql=f"100 * sum by ($by) ({_ACTIVE}) / (sum by ($by) ({_ACTIVE}) + sum by ($by) ({_IDLE}))",
+        promql_pooled=f"100 * sum({_ACTIVE}) / (sum({_ACTIVE}) + sum({_IDLE}))",
+        promql_raw="inference_active_seconds_total{$replicas}",
+        maximum=100.0,
+        nonzero_expected=False,
+        description="Share of the window in which the session worked; the rest it spent thinking. `all` is the replicas' mean.",
+        families=("inference_active_seconds_total", "inference_idle_seconds_total"),
+        workloads=("notebook",),
     ),
     *(
         _quantile(

@@ -20,12 +20,7 @@ _FILE = re.compile(r"_r(?P<replicas>\d+)_(?P<metric>[a-z0-9_]+)_\d{8}T\d{6}Z\.cs
 
 @dataclass(frozen=True, slots=True)
 class CodedTexts:
-    """A column of texts of which there are few different ones.
-
-    Attributes:
-        words: the different texts, in the order in which they first stand there.
-        places: of each row's text among them.
-    """
+    """A column of few different texts: ``words``, in the order of their first rows, and the place of each row's among them."""
 
     words: list[str]
     places: NDArray[np.int32]
@@ -72,15 +67,14 @@ def read_experiment(folder: Path) -> ExperimentColumns:
     Raises:
         MetricsError: there is none, or one cannot be read as the harness writes them; says which.
     """
-    found = {
-        path: match for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name)) and path.is_file()
-    }
-    paths = {match["metric"]: path for path, match in found.items() if match["metric"] in CATALOGUE}
+    named = [(path, match) for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name))]
+    named = [(path, match) for path, match in named if path.is_file()]
+    paths = {match["metric"]: path for path, match in named if match["metric"] in CATALOGUE}
     together = read_together(paths)
     metrics = {name: _read(path, together.get(name)) for name, path in paths.items()}
     if not metrics:
         raise MetricsError(f"{folder} holds no CSV of any metric.", advice="Give the folder of an experiment.")
-    replicas = max(int(match["replicas"]) for match in found.values())
+    replicas = max(int(match["replicas"]) for _, match in named)
     return ExperimentColumns(replicas, {name: metrics[name] for name in CATALOGUE if name in metrics})
 
 
@@ -113,7 +107,9 @@ def read_together(paths: Mapping[str, Path]) -> dict[str, Columns]:
             return {}
         (head,) = heads
         rows = [content.count(b"\n") - 1 for content in contents.values()]
-        elapsed_s, names, values, reasons = _parsed(head + b"".join(one[len(head) :] for one in contents.values()))
+        elapsed_s, names, values, reasons = _parsed(
+            head + b"".join(content[len(head) :] for content in contents.values())
+        )
     except (OSError, pa.ArrowException):
         return {}
     if len(values) != sum(rows):
@@ -150,7 +146,7 @@ def _read(path: Path, columns: Columns | None) -> dict[str, SeriesColumns]:
         elapsed_s, names, values, reasons = columns or read_columns(path)
     except OSError as error:
         raise _no_csv(path, error) from error
-    return {name: _one(names.places == place, elapsed_s, values, reasons) for place, name in enumerate(names.words)}
+    return {name: _series(names.places == place, elapsed_s, values, reasons) for place, name in enumerate(names.words)}
 
 
 def _no_csv(path: Path, error: Exception) -> MetricsError:
@@ -160,7 +156,7 @@ def _no_csv(path: Path, error: Exception) -> MetricsError:
     )
 
 
-def _one(
+def _series(
     rows: NDArray[np.bool_], elapsed_s: NDArray[np.float64], values: NDArray[np.float64], reasons: CodedTexts
 ) -> SeriesColumns:
     counts = np.bincount(reasons.places[rows], minlength=len(reasons.words)).tolist()

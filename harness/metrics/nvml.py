@@ -26,7 +26,6 @@ GAUGES: dict[str, Callable[[Any, Any], float]] = {
     "energy_j": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
 }
 """How each gauge is read of the ``pynvml`` module and a device; reasons are a bit mask, energy counts since the driver loaded.
-
 All are columns of ``telemetry.csv``; those that the catalogue names are metrics, too.
 """
 
@@ -43,13 +42,10 @@ ACTIVITY = {
 }
 """What the GPU's processors really did since the reading before, from NVML's GPU performance monitoring (GPM), on Hopper and
 newer, without root: NVML's name and what its value is multiplied by. "GPU utilisation" says only that some kernel ran.
-
 SM active is the share of time x streaming multiprocessors (SMs) with work on them, occupancy the resident warps of those that
-the SMs can hold, DRAM active the share of the memory's bandwidth in use; PCIe is sent from the GPU to the host,
-NVLink to other GPUs, over all of its links.
+the SMs can hold, DRAM active the share of the memory's bandwidth in use; NVLink counts all links.
 """
-_BITS = 64
-"""Of one word of a CPU mask."""
+_BITS = 64  # of one word of a CPU mask
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -225,11 +221,7 @@ def six_digits(value: float) -> float:
 
 
 def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
-    """The GPUs that NVML shows and CUDA_VISIBLE_DEVICES lets through, in its order; or none and the reason.
-
-    Args:
-        library: stands in for the ``pynvml`` module in tests.
-    """
+    """The GPUs that NVML shows and CUDA_VISIBLE_DEVICES lets through, in its order; or none and the reason."""
     facts, why_none = _of_each(_facts, library)
     return facts, "" if facts else why_none or f"the driver shows no device that {VISIBLE} lets through"
 
@@ -315,10 +307,10 @@ def describe(nvml: Any, handle: Any) -> dict[str, Any]:
     mode = ask(lambda: nvml.nvmlDeviceGetComputeMode(handle))
     return {
         "index": nvml.nvmlDeviceGetIndex(handle),
-        "name": _as_text(nvml.nvmlDeviceGetName(handle)),
-        "uuid": _as_text(nvml.nvmlDeviceGetUUID(handle)),
+        "name": str(nvml.nvmlDeviceGetName(handle)),
+        "uuid": str(nvml.nvmlDeviceGetUUID(handle)),
         "memory_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        "driver": ask(lambda: _as_text(nvml.nvmlSystemGetDriverVersion())),
+        "driver": ask(lambda: str(nvml.nvmlSystemGetDriverVersion())),
         "cuda": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         "clock_sm_max_mhz": ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
         "clock_memory_max_mhz": ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)),
@@ -335,10 +327,6 @@ def _ask(nvml: Any, question: Callable[[], Any], default: Any = None) -> Any:
         return question()
     except nvml.NVMLError:
         return default
-
-
-def _as_text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def visible(nvml: Any, handles: list[Any]) -> list[Any]:

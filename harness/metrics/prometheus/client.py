@@ -120,7 +120,6 @@ class PrometheusServer:
     """One Prometheus server; safe to use from several threads.
 
     Args:
-        url: e.g. ``http://127.0.0.1:30090``.
         timeout_s: for every query, here and on the server; the whole answer has to be there by then.
         headers: sent with every request, e.g. for authentication, or a function that gives them: a token may be
             exchanged while an hour is recorded. Never shown.
@@ -223,10 +222,7 @@ class PrometheusServer:
         )
 
     def raw(self, selector: str, start_ms: int, end_ms: int) -> QueryAnswer:
-        """The samples themselves, in ``(start, end]``, with their own timestamps: no look-back, no limit of points.
-
-        Raises as ``query``.
-        """
+        """The samples in ``(start, end]`` with their own timestamps: no look-back, no limit of points. Raises as ``query``."""
         answer = self.query(f"{selector}[{end_ms - start_ms}ms]", end_ms / MS_PER_S)
         # Up to version 2 a range includes its start, from version 3 it does not.
         kept = [
@@ -239,11 +235,7 @@ class PrometheusServer:
         return QueryAnswer(kept, answer.notes)
 
     def read(self, path: str, **params: str) -> Any:
-        """What the server says of itself: ``data`` of the answer to ``GET /api/v1/<path>``, e.g. ``targets``.
-
-        Raises:
-            PrometheusError: refused, timed out, or answered with an error or with garbage.
-        """
+        """What the server says of itself: ``data`` of ``GET /api/v1/<path>``, e.g. ``targets``. Raises PrometheusError as ``query``."""
 
         def get(client: PrometheusConnect) -> Any:
             # verify is said in each call: otherwise REQUESTS_CA_BUNDLE would count for more

@@ -47,8 +47,6 @@ class PrometheusRecorder:
 
     Args:
         replicas: label values (pod names), in the order of ``replica-0``...
-        step_s: seconds between rows; the server should scrape as often.
-        clock: real time; a server has no other.
         wake: ends the recording early when set.
         on_tick: called at each grid time with rows done and rows in all.
         notice: told at once what the server stops seeing, a sentence each.
