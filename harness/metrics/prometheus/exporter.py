@@ -208,11 +208,7 @@ class _Export:
             m.name: f"Prometheus has no sample of {self._queries[m.name].raw}" for m in metrics if not known[m.name]
         }
         self.present = [m for m in metrics if m.name not in self.absent]
-        self.replicas = self._known_replicas(known) if group.replicas is None else list(group.replicas)
-        self._names = self._series_names(known)
-        self._keys = {m.name: self._keys_of(m, known[m.name]) for m in self.present}
-        self.identities = self._identify(known)
-        self._totals = {key: CountedTotal(grid.start_ms) for key in self._names[Level.REPLICA]}
+        self._name(known, group.replicas)
         self._counted_to_ms = grid.start_ms - grid.window_ms
 
     def records(self, metric: Metric, present: Collection[Metric]) -> bool:
@@ -363,38 +359,31 @@ class _Export:
         }
         return {metric.name: pending[self._queries[metric.name].raw].result() for metric in self._metrics}
 
-    def _known_replicas(self, known: Mapping[str, Sequence[SampledSeries]]) -> list[str]:
-        own = [series for m in self.present if m.level is Level.REPLICA for series in known[m.name]]
-        return sorted({series.labels.get(self._dialect.by, "") for series in own}, key=natural)
-
-    def _series_names(self, known: Mapping[str, Sequence[SampledSeries]]) -> dict[Level, dict[Key, str]]:
-        """Names by key; devices and nodes are the same ones for all metrics of their level."""
-        keys: dict[Level, set[Key]] = {level: set() for level in Level}
+    def _name(self, known: Mapping[str, Sequence[SampledSeries]], replicas: Sequence[str] | None) -> None:
+        """Name the series of each metric by key, every replica's among them, and say what they stand for, as far as labels do."""
+        grouped = {metric.name: by_labels(known[metric.name], self._labels[metric.name]) for metric in self.present}
+        keys: dict[Level, dict[Key, None]] = {level: {} for level in Level}
         for metric in self.present:
-            keys[metric.level] |= by_labels(known[metric.name], self._labels[metric.name]).keys()
-        return {
+            keys[metric.level] |= dict.fromkeys(grouped[metric.name])
+        of_pods = sorted((key[0] for key in keys[Level.REPLICA]), key=natural)
+        self.replicas = of_pods if replicas is None else list(replicas)
+        # Devices and nodes are the same ones for all metrics of their level.
+        names = {
             Level.REPLICA: replica_names(self.replicas, self._neighbour),
             Level.DEVICE: device_names(keys[Level.DEVICE]),
             Level.NODE: node_names(keys[Level.NODE]),
         }
-
-    def _keys_of(self, metric: Metric, known: Sequence[SampledSeries]) -> dict[Key, str]:
-        """Key and series name of each series of one metric: every replica, and the devices or nodes that it has."""
-        names = self._names[metric.level]
-        if metric.level is Level.REPLICA:
-            return names
-        own = by_labels(known, self._labels[metric.name])
-        return {key: name for key, name in names.items() if key in own}
-
-    def _identify(self, known: Mapping[str, Sequence[SampledSeries]]) -> dict[str, dict[str, str]]:
-        """What each series stands for, as far as labels say."""
+        self._totals = {key: CountedTotal(self._grid.start_ms) for key in names[Level.REPLICA]}
+        self._keys: dict[str, dict[Key, str]] = {}
         identities: dict[str, dict[str, str]] = {}
         for metric in self.present:
-            for key, series in by_labels(known[metric.name], self._labels[metric.name]).items():
-                name = self._keys[metric.name].get(key)
-                if name is not None:
-                    identities[name] = identities.get(name, {}) | identity(metric, self._dialect, series[-1].labels)
-        return {name: identities[name] for name in sorted(identities, key=natural) if identities[name]}
+            of_level, own = names[metric.level], grouped[metric.name]
+            self._keys[metric.name] = {
+                key: name for key, name in of_level.items() if key in own or metric.level is Level.REPLICA
+            }
+            for key in of_level.keys() & own.keys():
+                identities.setdefault(of_level[key], {}).update(identity(metric, self._dialect, own[key][-1].labels))
+        self.identities = {name: identities[name] for name in sorted(identities, key=natural) if identities[name]}
 
     def _render(self, metric: Metric, bounds: Sequence[str] = (), *, merge: bool = True) -> Queries:
         return render(metric, self._dialect, self._grid.window_ms / MS_PER_S, bounds=bounds, merge=merge)

@@ -75,11 +75,7 @@ class CountedTotal:
         self._totals: dict[tuple[tuple[str, str], ...], RunningTotal] = defaultdict(RunningTotal)
 
     def advance(self, samples: Sequence[SampledSeries], grid_ms: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The total at each grid time, NaN before the first sample; shape (rows,).
-
-        Args:
-            samples: raw samples that no earlier call was given.
-        """
+        """The total at each grid time, NaN before the first sample, with samples no earlier call was given; shape (rows,)."""
         new = {tuple(sorted(series.labels.items())): series for series in samples}
         columns = [
             self._total(self._totals[key], new.get(key), grid_ms) for key in sorted(new.keys() | self._totals.keys())
@@ -93,11 +89,12 @@ class CountedTotal:
         self, total: RunningTotal, series: SampledSeries | None, grid_ms: NDArray[np.int64]
     ) -> NDArray[np.float64]:
         history = [total.counted if total.seen else np.nan]
-        times_ms = series.times_ms if series is not None else np.empty(0, dtype=np.int64)
-        for time_ms, value in zip(times_ms.tolist(), series.values.tolist() if series is not None else (), strict=True):
+        if series is None:
+            return np.full(len(grid_ms), history[0])
+        for time_ms, value in zip(series.times_ms.tolist(), series.values.tolist(), strict=True):
             total.observe(value, counting=time_ms > self._start_ms)
             history.append(total.counted)
-        return np.array(history)[np.searchsorted(times_ms, grid_ms, side="right")]
+        return np.array(history)[np.searchsorted(series.times_ms, grid_ms, side="right")]
 
 
 def key_labels(metric: Metric, dialect: Dialect) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ def test_a_gpu_that_answers_only_some_questions_is_still_described() -> None:
         NVML_CLOCK_SM=1,
         NVML_CLOCK_MEM=2,
         nvmlDeviceGetIndex=lambda _: 5,
-        nvmlDeviceGetName=lambda _: b"Tesla",
+        nvmlDeviceGetName=lambda _: "Tesla",
         nvmlDeviceGetUUID=lambda _: "GPU-1",
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=123),
         nvmlSystemGetDriverVersion=lambda: "580.95.05",
