@@ -37,10 +37,7 @@ def test_no_model_of_the_file_takes_a_number_that_is_not_finite():
         (GOOD + 'description: !!timestamp "x"\n', "c.yaml:6: this is not YAML: the tag"),
         (GOOD.replace("[1, 3]", f"[{'9' * 6000}]"), f"c.yaml:5: {'9' * 24}... is no number that can be read"),
         (GOOD + "seed: 9223372036854775808\n", "c.yaml:6: 9223372036854775808 is larger than any number here may be"),
-        (
-            GOOD.replace("[1, 3]", "[" * 5000 + "]" * 5000),
-            "c.yaml:5: this is not YAML: lists and mappings lie more than 20",
-        ),
+        (GOOD.replace("[1, 3]", "[" * 5000 + "]" * 5000), "c.yaml:5: this is not YAML: lists and mappings lie more"),
         (GOOD + "a\0b: 1\n", "c.yaml:6: this is not YAML: special characters are not allowed"),
         (GOOD + 'description: "a\\0b"\n', "c.yaml:6: a text holds a NUL"),
         (GOOD + 'description: "a\\ud800b"\n', "c.yaml:6: a text holds a NUL or half a character"),
@@ -54,10 +51,7 @@ def test_no_model_of_the_file_takes_a_number_that_is_not_finite():
             GOOD.replace("[1, 3]", str(list(range(1, 257)))) + "sharing: [mps, mig]\nrepeats: 100\n",
             "this is a plan of 51,200 experiments, more than 10,000",
         ),
-        (
-            GOOD + "metrics:\n  - throughput\n  - latency_p98\n",
-            "c.yaml:8: unknown metric `latency_p98`; did you mean `",
-        ),
+        (GOOD + "metrics:\n  - throughput\n  - latency_p98\n", "c.yaml:8: unknown metric `latency_p98`; did you"),
         ("name: [unclosed\n", "c.yaml:2: this is not YAML: while parsing a flow sequence"),
     ],
 )
