@@ -269,7 +269,7 @@ class Attempt:
         step_s = self.experiment.timing.step_s
         self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
         findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
-        preflight.refuse_under_way(findings)
+        preflight.refuse_errors(findings, under_way=True)
         self.remarks += [finding.message for finding in findings]
         if not self.shared.rehearsed:
             self._rehearse()

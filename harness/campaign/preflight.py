@@ -22,34 +22,24 @@ def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend
     return [*_check_folder(results), *_check_disk(experiments, results), *backend.check(experiments)]
 
 
-def refuse_errors(findings: Sequence[Issue]) -> None:
-    """Raise PreflightError when one of the findings is an error; names all of them."""
-    errors = [finding for finding in findings if finding.severity is IssueLevel.ERROR]
-    if errors:
-        raise PreflightError(
-            " ".join(finding.message for finding in errors),
-            advice=" ".join(dict.fromkeys(finding.advice for finding in errors if finding.advice)),
-            code=min((finding.code for finding in errors), key=[ReasonCode.OUT_OF_MEMORY, ReasonCode.REFUSED].index),
-        )
+def refuse_errors(issues: Sequence[Issue], *, under_way: bool = False) -> None:
+    """Raise PreflightError when one of them is an error; names all of them. It costs one experiment of a campaign that is under way.
 
-
-def refuse_under_way(findings: Sequence[Issue]) -> None:
-    """Do the same for a campaign under way.
-
-    Raises:
+    Raises, under way:
         AwayError: nothing refuses but what may come back by itself.
         ImageError: an image cannot be had.
-        PreflightError: anything else, which costs one experiment.
     """
-    try:
-        refuse_errors(findings)
-    except PreflightError as error:
-        errors = [finding for finding in findings if finding.severity is IssueLevel.ERROR]
-        if all(finding.away for finding in errors):
-            raise AwayError(error.message, advice=error.advice) from error
-        if any(finding.check == IMAGE for finding in errors):
-            raise ImageError(error.message, advice=error.advice) from error
-        raise
+    errors = [issue for issue in issues if issue.severity is IssueLevel.ERROR]
+    if not errors:
+        return
+    message = " ".join(issue.message for issue in errors)
+    advice = " ".join(dict.fromkeys(issue.advice for issue in errors if issue.advice))
+    if under_way and all(issue.away for issue in errors):
+        raise AwayError(message, advice=advice)
+    if under_way and any(issue.check == IMAGE for issue in errors):
+        raise ImageError(message, advice=advice)
+    code = min((issue.code for issue in errors), key=[ReasonCode.OUT_OF_MEMORY, ReasonCode.REFUSED].index)
+    raise PreflightError(message, advice=advice, code=code)
 
 
 def existing_parent(path: Path) -> Path:
@@ -85,19 +75,18 @@ def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Is
 
 
 def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:
-    """Look at everything that speaks against a campaign, ``say`` it, and make its folder below ``results``.
-
-    ``force``: begin although preflight found errors.
+    """Look at everything that speaks against a campaign, ``say`` it, and make its folder below ``results``; ``force``: despite errors.
 
     Raises:
-        CampaignFileError: it is larger than it may be.
-        PreflightError: this machine cannot run it, and ``force`` is not set.
+        UsageError: it is larger than it may be.
+        PreflightError: this machine cannot run it.
         StorageError: ``results`` cannot be written.
     """
     check_limits(source.spec, most(source.spec))
-    findings = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
-    for finding in findings if force else [each for each in findings if each.severity is not IssueLevel.ERROR]:
-        say(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
+    issues = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
+    for issue in issues:
+        if force or issue.severity is not IssueLevel.ERROR:
+            say(f"{issue.severity.value}: {issue.message} {issue.advice}".rstrip())
     if not force:
-        refuse_errors(findings)
+        refuse_errors(issues)
     return create(results, source.spec, text=source.text, source=source.origin)

@@ -17,7 +17,6 @@ from harness.results.manifest import content_digest, read_manifest
 from harness.results.ro_crate import RO_CRATE, stated_hashes
 from harness.results.verification import Problem, Verification, check_hash, verify_experiment
 
-_BACKUP = "Restore it from a backup"
 _FETCH = f"Fetch the published set again; or, where the campaign went on since, remove {RO_CRATE}."
 _OF_THE_REPORT = (layout.SUMMARY_CSV, layout.SUMMARY_JSON, layout.CAMPAIGN_PARQUET)
 """What `report` writes anew."""
@@ -149,15 +148,15 @@ def _done(events: list[Event]) -> set[str]:
 
 def _check_plan(folder: CampaignFolder, present: set[str], done: set[str], outcome: Verification) -> None:
     planned = planned_ids(folder.spec)
-    for name in sorted(done - present):
-        advice = f"{_BACKUP}, or run it again: harness resume {folder.path}"
-        problem = Problem(folder.path / name, "the experiment was finished.", "its folder", "none", advice)
-        outcome.problems.append(problem)
-    for name in sorted(present - planned):
-        advice = "Move its folder away."
-        outcome.problems.append(
-            Problem(folder.path / name, "the campaign's plan has no such experiment.", advice=advice)
-        )
+    again = f"Restore it from a backup, or run it again: harness resume {folder.path}"
+    outcome.problems += [
+        Problem(folder.path / name, "the experiment was finished.", "its folder", "none", again)
+        for name in sorted(done - present)
+    ]
+    outcome.problems += [
+        Problem(folder.path / name, "the campaign's plan has no such experiment.", advice="Move its folder away.")
+        for name in sorted(present - planned)
+    ]
     if not folder.spec.open_ended and not planned <= present:
         outcome.notes.append(f"{folder.path}: {len(planned & present)} of {len(planned)} experiments are finished.")
 
