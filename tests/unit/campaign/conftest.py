@@ -1,5 +1,7 @@
 """A campaign folder on which a campaign is run, with a fake backend, simulated time and scripted metrics."""
 
+import dataclasses
+
 import pytest
 
 from harness.campaign import events
@@ -16,7 +18,12 @@ TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
 BESIDE = ConditionSpec(
     name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="noisy", factory="a:b"), replicas=2)]
 )
+SENT = [WorkloadSpec(name="tiny", factory="a:b", scenario={"kind": "http", "rate": 10})]
 ONE, TWO = "tiny_r1_time-slicing_rep1", "tiny_r2_time-slicing_rep1"
+
+
+def vars_of(event):
+    return {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
 
 
 class Stage:
@@ -36,6 +43,25 @@ class Stage:
             self.react(event)
 
         return CampaignRunner(self.folder, self.backend, clock=clock or self.clock, listener=listen, gpus=gpus)
+
+    def when(self, kind, do, **fields):
+        """Do something at every event of a kind that has these values."""
+
+        def react(event):
+            if isinstance(event, kind) and fields.items() <= vars_of(event).items():
+                do()
+
+        self.react = react
+
+    def notices(self):
+        return [event.message for event in self.events if isinstance(event, events.Notice)]
+
+    def seconds(self, step):
+        return [e.seconds for e in self.events if isinstance(e, events.StepEnds) and e.step == step]
+
+    def attempts(self):
+        """Names of what lies among the attempts."""
+        return sorted(folder.name for folder in (self.folder.path / "attempts").iterdir())
 
     def steps(self, experiment_id):
         return [e.step for e in self.events if isinstance(e, events.StepBegins) and e.experiment_id == experiment_id]
