@@ -61,17 +61,13 @@ def test_a_container_sees_its_own_limits_under_either_kind_of_name(machine, path
     assert machine.cgroup.limits().cpus == 1.5
 
 
-def test_without_groups_nothing_is_limited(machine):
+def test_without_groups_or_in_the_root_nothing_is_limited(machine):
     (machine.folder / "proc" / "vmstat").write_text("pgfault 12\noom_kill 3\n")
 
     assert (machine.cgroup.version, machine.cgroup.limits()) == (None, CgroupLimits())
     assert machine.cgroup.counters() == CgroupCounters(oom_kills=3)
     assert machine.cgroup.memory_free_bytes() is None
-
-
-def test_the_root_of_a_machine_has_no_limit(machine):
     machine.in_group("/").has("", cgroup__controllers="cpu memory", cpu__stat="usage_usec 12\nnr_periods 0")
-
     assert machine.cgroup.limits() == CgroupLimits()
     assert machine.cgroup.counters().throttled_share(CgroupCounters(((0, 0),))) is None
 

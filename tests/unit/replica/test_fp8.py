@@ -27,8 +27,7 @@ def test_a_matrix_in_fp8_is_near_what_it_was(dtype):
         expected, found = linear(x).float(), Fp8Linear(linear)(x)
 
     assert (found.dtype, found.shape) == (dtype, (5, 7, 64))
-    apart = (found.float() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
-    assert 0.005 < apart < 0.06, "three bits after the point: some per cent, and not the same numbers"
+    assert 0.005 < apart(found, expected) < 0.06, "three bits after the point: some per cent, and not the same numbers"
 
 
 def test_what_is_too_large_for_fp8_is_its_largest_number_and_not_none():
@@ -62,6 +61,11 @@ def resnet(precision="bf16", **options):
     return resnet50.make(settings)
 
 
+def apart(found, expected):
+    """Root mean square of the difference, as a share of what was expected."""
+    return (found.float() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+
+
 @pytest.mark.parametrize("source", ["host", "host-uint8"])
 def test_the_logits_of_convolutions_are_near_those_of_the_others(source):
     plain, fp8 = resnet(input=source), resnet(input=source, fp8=True)
@@ -69,8 +73,7 @@ def test_the_logits_of_convolutions_are_near_those_of_the_others(source):
     with torch.inference_mode():
         expected, logits = (made.model(plain.pool[1]).float() for made in (plain, fp8))
 
-    apart = (logits - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
-    assert 0.01 < apart < 0.12, "rounded to a few bits, and not the same numbers"
+    assert 0.01 < apart(logits, expected) < 0.12, "rounded to a few bits, and not the same numbers"
     assert fp8.describe()["fp8_convolutions"] == 8, "all but the stem"
     assert fp8.describe()["parameters"] == plain.describe()["parameters"]
     assert "fp8_convolutions" not in plain.describe()

@@ -38,41 +38,29 @@ def test_all_of_the_time_is_accounted_for():
     assert (found["kernel_s"], found["copy_in_s"], found["copy_out_s"]) == (200, 150, 100)
 
 
-def test_copies_beside_a_kernel_cost_nothing():
-    found = shares([kernel(0, 900), copied("HtoD", 100, 800), copied("DtoH", 850, 950)])
-
-    assert (found["copy_in_s"], found["copy_out_s"]) == (0, 50)
-
-
-def test_short_gaps_are_launches():
-    found = shares([kernel(start, start + 10) for start in range(0, 1000, 20)])
-
-    assert found["launch_s"] == 490
-    assert found["sync_s"] == 10, "after the last kernel the host only waits"
-    assert found["host_s"] == 0
-
-
-def test_a_long_gap_is_the_host_s():
-    found = shares([kernel(0, 100), kernel(900, 1000)])
-
-    assert (found["launch_s"], found["host_s"]) == (50, 750)
-
-
-def test_a_gap_that_began_while_the_host_waited_is_synchronisation():
-    waits = [
-        span for start in range(0, 1000, 100) for span in (kernel(start, start + 60), host(WAIT, start + 5, start + 75))
-    ]
-
-    found = shares(waits)
-
-    assert found["sync_s"] == 10 * 40
-    assert found["launch_s"] == found["host_s"] == 0
-
-
-def test_what_the_host_does_long_after_it_waited_is_its_own():
-    found = shares([kernel(0, 100), host(WAIT, 10, 120), kernel(900, 1000)])
-
-    assert (found["sync_s"], found["host_s"]) == (70, 730)
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        (
+            [kernel(0, 900), copied("HtoD", 100, 800), copied("DtoH", 850, 950)],
+            {"copy_in_s": 0, "copy_out_s": 50},
+        ),
+        (
+            [kernel(start, start + 10) for start in range(0, 1000, 20)],
+            {"launch_s": 490, "sync_s": 10, "host_s": 0},  # after the last kernel the host only waits
+        ),
+        ([kernel(0, 100), kernel(900, 1000)], {"launch_s": 50, "host_s": 750}),
+        (
+            [span for at in range(0, 1000, 100) for span in (kernel(at, at + 60), host(WAIT, at + 5, at + 75))],
+            {"sync_s": 400, "launch_s": 0, "host_s": 0},
+        ),
+        ([kernel(0, 100), host(WAIT, 10, 120), kernel(900, 1000)], {"sync_s": 70, "host_s": 730}),
+    ],
+    ids=["copies beside a kernel", "short gaps", "a long gap", "gaps that began in a wait", "long after a wait"],
+)
+def test_time_without_a_kernel_is_divided_by_what_the_host_did(events, expected):
+    found = shares(events)
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_counts_are_per_request():

@@ -37,9 +37,9 @@ def test_a_session_is_the_same_from_the_same_seed_and_another_for_another_replic
     assert pauses(made()) != pauses(made(seed=1))
 
 
-def test_with_bursts_of_one_it_thinks_after_every_request():
-    assert all(pauses(made({"burst_requests": 1}), 50))
-    assert not any(pauses(made({"think_s": 0}), 500))
+@pytest.mark.parametrize(("options", "pauses_after"), [({"burst_requests": 1}, True), ({"think_s": 0}, False)])
+def test_it_thinks_after_every_request_or_after_none(options, pauses_after):
+    assert {bool(pause_s) for pause_s in pauses(made(options), 500)} == {pauses_after}
 
 
 def test_working_is_active_and_the_rest_is_idle():
