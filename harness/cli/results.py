@@ -104,8 +104,7 @@ def report(
         output.document(figures.document(analysis, written) | judged.document())
     else:
         figures.show(analysis)
-        for sentence in judged.sentences():
-            output.sentence(sentence)
+        output.sentences(judged.sentences())
         output.result(f"report: {written}")
     judged.refuse()
 
@@ -118,12 +117,12 @@ def _report_old_profile(path: Path, out: Path | None, *, json: bool) -> None:
     from harness.results.old_profile import read_old_profile
 
     profile = read_old_profile(path)
-    written = report_of_old_profile(profile, out)
+    family, written = family_of_old(profile), report_of_old_profile(profile, out)
     if json:
-        output.document({**family_of_old(profile).to_dict(), "report": str(written)})
-        return
-    figures.settings(family_of_old(profile))
-    output.result(f"report: {written}")
+        output.document({**family.to_dict(), "report": str(written)})
+    else:
+        figures.settings(family)
+        output.result(f"report: {written}")
 
 
 def compare(
@@ -187,34 +186,33 @@ def compare(
         page = write_page(html, comparison, answered, shlex.join(["harness", *sys.argv[1:]]), query) if html else None
         against_first = overheads(comparison)
         isolation = isolated(comparison, against_first)
-        sentences = against_first.sentences() if against_first else []
-        decided = [choice.document() for choice in choices(comparison, query)] if json else []
-        lines = [_line(tested) for tested in comparison.tests] if json else []
-    if json:
-        questions = [
-            {"question": answer.question, "answer": answer.sentences, "missing": answer.missing} for answer in answered
-        ]
+        conditions = against_first.sentences() if against_first else []
         document = {
             "by": comparison.by.value,
             "sides": comparison.sides,
-            "lines": lines,
+            "lines": [_line(tested) for tested in comparison.tests],
             "lonely": [{"place": key, "label": label} for key, label in comparison.lonely],
             "unlike": comparison.unlike,
-            "decision": _records(answered[0]),
-            "choices": decided,
-            "questions": questions,
+            "decision": answered[0].records,
+            "choices": [choice.document() for choice in choices(comparison, query)],
+            "questions": [
+                {"question": answer.question, "answer": answer.sentences, "missing": answer.missing}
+                for answer in answered
+            ],
             "page": None if page is None else str(page),
             "isolation": isolation.sentences,
-            "overheads": sentences,
+            "overheads": conditions,
         }
+    if json:
         output.document(document | judged.document())
     else:
         company = {"Isolation from neighbours": isolation.sentences} if answered[0].table else {}
         if details or not isolation.apart:
-            company["What does each condition cost?"] = sentences
-        _print_comparison(comparison, answered, company, page, details=details)
-        for sentence in judged.sentences():
-            output.sentence(sentence)
+            company["What does each condition cost?"] = conditions
+        _print_comparison(comparison, answered, company, details=details)
+        if page is not None:
+            output.result(f"\npage: {page}")
+        output.sentences(judged.sentences())
     judged.refuse()
 
 
@@ -244,18 +242,8 @@ def _line(tested: "Tested") -> dict[str, Any]:
     }
 
 
-def _records(decision: "QuestionAnswer") -> list[dict[str, str]]:
-    """The decision's table as people read it, a line each."""
-    return decision.table.records() if decision.table else []
-
-
 def _print_comparison(
-    comparison: "Comparison",
-    answered: "list[QuestionAnswer]",
-    company: dict[str, list[str]],
-    page: Path | None,
-    *,
-    details: bool,
+    comparison: "Comparison", answered: "list[QuestionAnswer]", company: dict[str, list[str]], *, details: bool
 ) -> None:
     for sentence in comparison.unlike:
         output.note(f"differs: {sentence}")
@@ -263,28 +251,23 @@ def _print_comparison(
         output.note(f"one side only ({comparison.sides[0]}): there is nothing to compare it with.")
     decision, *others = answered
     _print_decision(decision)
+    sections: dict[str, list[str]] = {}
     if details:
         _print_tests(comparison)
-        sections = [
-            (answer.question, [*answer.sentences, *(f"({gap})" for gap in answer.missing)]) for answer in others
-        ]
-    else:
-        sections = []
-    for question, sentences in [*sections, *((title, lines) for title, lines in company.items() if lines)]:
-        output.sentence("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
+        sections = {answer.question: [*answer.sentences, *(f"({gap})" for gap in answer.missing)] for answer in others}
+    for question, lines in (sections | {title: lines for title, lines in company.items() if lines}).items():
+        output.sentence("\n".join([f"\n{question}", *(f"  {line}" for line in lines)]))
     if not details:
         output.note(
             f"\n{len(comparison.tests)} tests and {len(others)} more answers: add --details, or --html PAGE.html"
         )
-    if page is not None:
-        output.result(f"\npage: {page}")
 
 
 def _print_decision(decision: "QuestionAnswer") -> None:
     """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
     output.result(decision.question)
     workload = ""
-    for row in _records(decision):
+    for row in decision.records:
         if row["Workload"] != workload:
             workload = row["Workload"]
             output.result(f"\n{workload}")
@@ -364,47 +347,47 @@ def export(
                 "--from says already what to export: --start, --namespace, --job and --metric do not go with it.",
                 advice="Leave them out, or leave --from out.",
             )
-        _export_again(recorded, out, prometheus, timeout_s, json=json)
+        from harness.campaign.reexport import collect_again
+        from harness.results.published import opened
+
+        with opened(recorded) as folder:
+            summaries = collect_again(folder, out, url=prometheus, timeout_s=timeout_s)
+        if json:
+            output.document(summaries)
+        else:
+            for folder_name, summary in summaries.items():
+                _print_export(folder_name, summary)
         return
     from harness.results.from_prometheus import ExportRequest, export_folder
 
-    summary = export_folder(
-        ExportRequest(
-            url=_needed(prometheus, "--prometheus"),
-            out=out,
-            workload=workload,
-            start=_needed(start, "--start"),
-            duration_s=duration_s,
-            step_s=step_s,
-            window_s=window_s or 4 * step_s,
-            namespace=namespace,
-            pods=pods,
-            job=job,
-            by=by,
-            metrics=metric,
-            timeout_s=timeout_s,
+    if prometheus is None or start is None:
+        raise UsageError(
+            f"the export needs {'--start' if prometheus else '--prometheus'}.",
+            advice="Or give a recorded experiment: harness export OUT --from EXPERIMENT",
         )
+    request = ExportRequest(
+        url=prometheus,
+        out=out,
+        workload=workload,
+        start=start,
+        duration_s=duration_s,
+        step_s=step_s,
+        window_s=window_s or 4 * step_s,
+        namespace=namespace,
+        pods=pods,
+        job=job,
+        by=by,
+        metrics=metric,
+        timeout_s=timeout_s,
     )
+    summary = export_folder(request)
     if json:
         output.document(summary)
     else:
-        _print_export(out, summary)
+        _print_export(str(out), summary)
 
 
-def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, *, json: bool) -> None:
-    from harness.campaign.reexport import collect_again
-    from harness.results.published import opened
-
-    with opened(recorded) as folder:
-        summaries = collect_again(folder, out, url=url, timeout_s=timeout_s)
-    if json:
-        output.document(summaries)
-        return
-    for target, summary in summaries.items():
-        _print_export(Path(target), summary)
-
-
-def _print_export(out: Path, summary: dict[str, Any]) -> None:
+def _print_export(out: str, summary: dict[str, Any]) -> None:
     for name, reason in summary["absent"].items():
         output.note(f"{name} is absent: {reason}")
     if absent := summary.get("telemetry", {}).get("gpu_absent"):
@@ -415,11 +398,3 @@ def _print_export(out: Path, summary: dict[str, Any]) -> None:
         f"{out}: {counted(len(summary['metrics']), 'metric')} of {counted(len(summary['replicas']), 'replica')}, "
         f"{counted(summary['rows'], 'row')} each."
     )
-
-
-def _needed(value: str | None, option: str) -> str:
-    if value is None:
-        raise UsageError(
-            f"the export needs {option}.", advice="Or give a recorded experiment: harness export OUT --from EXPERIMENT"
-        )
-    return value

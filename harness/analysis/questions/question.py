@@ -41,6 +41,11 @@ class QuestionAnswer:
     missing: list[str] = field(default_factory=list)
     table_first: bool = False
 
+    @property
+    def records(self) -> list[dict[str, str]]:
+        """Its table as people read it, an object per row."""
+        return self.table.records() if self.table else []
+
 
 @dataclass(frozen=True, slots=True)
 class ComparisonQuery:

@@ -24,31 +24,7 @@ def harness(*words, cwd=None, **environment):
     return forked.harness(*words, cwd=cwd, environment={**os.environ, "COLUMNS": "120", **environment})
 
 
-COMMANDS = [
-    "init",
-    "validate",
-    "plan",
-    "doctor",
-    "run",
-    "profile",
-    "resume",
-    "status",
-    "export",
-    "verify",
-    "report",
-    "compare",
-    "publish",
-    "reproduce",
-    "schema",
-]
 WINDOW = ["export", "out", "--prometheus", "http://127.0.0.1:9", "--start", "2026-01-31T12:00:00Z", "--namespace", "n"]
-
-
-def test_help_names_every_command_and_every_exit_code():
-    said = " ".join(harness("--help").stdout.split())
-
-    assert all(f" {command} " in said for command in COMMANDS)
-    assert all(f" {code} " in said for code in (*range(15), 130))
 
 
 @pytest.mark.parametrize(
@@ -69,24 +45,19 @@ def test_what_was_removed_names_what_to_use_instead(words, instead):
     assert instead in refused.value.advice
 
 
-def test_help_groups_the_commands_and_cuts_none_short():
+def test_help_groups_all_commands_and_exit_codes_and_cuts_none_short():
     said = harness("--help", COLUMNS="80").stdout
     panels = ["Start here:", "Run:", "Results:", "Node and cluster:", "Exit codes:"]
     places = [said.index(panel) for panel in panels]
 
     assert places == sorted(places)
-    for command, panel in (("plan", 0), ("resume", 1), ("compare", 2), ("scenarios", 2), ("verify-node", 3)):
-        assert f"\n  {command} " in said[places[panel] : places[panel + 1]]
+    for name, command in typer.main.get_command(app).commands.items():
+        place = places[panels.index(f"{command.rich_help_panel}:")]
+        assert f"\n  {name} " in said[place : min(after for after in places if after > place)]
+        assert command.help
+    assert all(f" {code} " in " ".join(said.split()) for code in (*range(15), 130))
     assert "..." not in said[places[0] :]
     assert max(map(len, said.splitlines())) <= 80
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(command):
-    done = harness(command, "--help")
-
-    assert done.returncode == 0
-    assert "Usage:" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -225,19 +196,12 @@ def test_errors_are_json_where_a_machine_reads():
     assert (error["error"], error["exit_code"]) == ("CampaignFileError", 2)
 
 
-def test_init_validate_plan(tmp_path):
+def test_init_writes_a_valid_campaign_once(tmp_path):
     file = tmp_path / "mine.yaml"
 
     assert harness("init", file).returncode == 0
-    again = harness("init", file)
-    assert (again.returncode, "exists already" in again.stderr) == (2, True)
-    assert "valid campaign of 9 experiments." in harness("validate", file).stdout
-    (tmp_path / "one.yaml").write_text("name: one\nworkloads: [{name: resnet50}]\nreplicas: [1]\n")
-    assert "valid campaign of 1 experiment." in harness("validate", tmp_path / "one.yaml").stdout
-    plan = json.loads(harness("plan", file, "--json", "--results", tmp_path).stdout)
-    assert len(plan["experiments"]) == 9
-    assert plan["csv_files"] == 135
-    assert not (tmp_path / "results").exists()
+    assert harness("init", file).returncode == 2
+    assert json.loads(harness("validate", file, "--json").stdout)["experiments"] == 9
 
 
 def test_init_takes_and_completes_a_purpose(tmp_path):
@@ -247,35 +211,32 @@ def test_init_takes_and_completes_a_purpose(tmp_path):
     refused = harness("init", file, "--for", "shaing")
     assert (refused.returncode, file.exists()) == (2, False)
     assert all(f"'{purpose}'" in refused.stderr for purpose in purposes)
-    assert "'--for': 'shaing' is not one of" in refused.stderr
     assert refused.stderr.endswith("Did you mean sharing?\n")
-    nowhere = harness("init", tmp_path / "absent" / "mine.yaml")
-    assert (nowhere.returncode, "mkdir -p " in nowhere.stderr) == (2, True)
-    spaced = tmp_path / f"my own {'long ' * 20}.yaml"
-    assert f"harness plan '{spaced}'" in harness("init", spaced, "--for", "sharing").stdout.replace("\n", " ")
-    asked = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness init mine.yaml --for ", COMP_CWORD="4")
-    assert set(asked.stdout.split()) == purposes | {"profile"}
+    assert harness("init", tmp_path / "absent" / "mine.yaml").returncode == 2
+    completed = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness init mine.yaml --for ", COMP_CWORD="4")
+    assert set(completed.stdout.split()) == purposes | {"profile"}
     profile = harness("init", file, "--for", "profile")
     assert (profile.returncode, file.exists()) == (2, False)
-    assert "harness profile resnet50 --capacity knee" in profile.stderr
     assert harness("init", file, "--for", "kubernetes").returncode == 0
-    assert "valid campaign of 9 experiments" in harness("validate", file).stdout
+    assert json.loads(harness("validate", file, "--json").stdout)["experiments"] == 9
 
 
-def test_plan_of_the_published_matrix():
-    said = harness("plan", "replica-scaling").stdout
+@pytest.mark.parametrize(
+    ("campaign", "experiments", "rows", "duration_s"),
+    [
+        ("replica-scaling", 9, 721, 36_180),
+        ("name: short\nworkloads: [{name: resnet50}]\nreplicas: [1]\n", 1, 25, 160),
+    ],
+)
+def test_a_plan_counts_rows_files_and_seconds(tmp_path, campaign, experiments, rows, duration_s):
+    if "\n" in campaign:
+        (tmp_path / "short.yaml").write_text(campaign)
+        campaign = tmp_path / "short.yaml"
+    plan = json.loads(harness("plan", campaign, "--results", tmp_path, "--json").stdout)
 
-    assert "9 experiments, 135 metric CSVs, 10 h 03 min" in said
-    assert said.splitlines()[1].endswith("1 h 00 min recorded (721 rows), 2 min 00 s to cool down.")
-
-
-def test_plan_of_three_lines_says_minutes_and_every_phase_before_it_lists_anything(tmp_path):
-    file = tmp_path / "short.yaml"
-    file.write_text("name: short\nworkloads: [{name: resnet50}]\nreplicas: [1]\n")
-
-    minutes, phases, *_ = harness("plan", file, "--results", tmp_path).stdout.splitlines()
-    assert "2 min 40 s of phases" in minutes
-    assert phases == "Each: 30 s to stabilise, 2 min 00 s recorded (25 rows), 10 s to cool down."
+    assert [experiment["rows"] for experiment in plan["experiments"]] == [rows] * experiments
+    assert (plan["csv_files"], plan["duration_s"]) == (15 * experiments, duration_s)
+    assert not list(tmp_path.glob("*-2*"))
 
 
 def test_doctor_and_schema_speak_json():
@@ -285,33 +246,21 @@ def test_doctor_and_schema_speak_json():
     assert json.loads(harness("schema").stdout)["additionalProperties"] is False
 
 
-def test_status_of_a_campaign_that_has_not_begun(tmp_path):
+def test_status_of_one_campaign_and_of_all(tmp_path):
+    assert harness("status", "--results", tmp_path).returncode == 2
     folder = create(tmp_path, campaign(), text="x", source="shipped:x")
 
     status = json.loads(harness("status", folder.path, "--json").stdout)
 
     assert (status["done"], status["running"]) == (0, False)
-    assert [each["status"] for each in status["experiments"]] == ["pending", "pending"]
-
-
-def test_status_without_a_campaign_lists_them(tmp_path):
-    assert harness("status", "--results", tmp_path).returncode == 2
-    folder = create(tmp_path, campaign(), text="x", source="shipped:x")
-
-    done = harness("status", "--results", tmp_path)
-
-    assert str(folder.path) in done.stdout
-    assert "0 of 2" in done.stdout
-    assert len(json.loads(harness("status", "--results", tmp_path, "--json").stdout)) == 1
+    assert [experiment["status"] for experiment in status["experiments"]] == ["pending", "pending"]
+    assert json.loads(harness("status", "--results", tmp_path, "--json").stdout) == [status]
 
 
 def test_verifying_nothing_is_no_success(tmp_path):
     folder = create(tmp_path, campaign(), text="x", source="shipped:x")
 
-    done = harness("verify", folder.path)
-
-    assert done.returncode == 5
-    assert "nothing was verified" in done.stderr
+    assert harness("verify", folder.path).returncode == 5
 
 
 @pytest.mark.parametrize("command", ["schema", "--help"])
@@ -326,13 +275,7 @@ def test_a_reader_that_leaves_is_no_crash(command):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_the_shell_completes_commands():
-    done = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness re", COMP_CWORD="1")
-
-    assert {"report", "resume"} <= set(done.stdout.split())
-
-
-def test_the_shell_completes_campaigns_that_are_shipped_and_ones_own(tmp_path):
+def test_the_shell_completes_commands_and_campaigns_that_are_shipped_and_ones_own(tmp_path):
     (tmp_path / "mine.yaml").touch()
     (tmp_path / "campaigns").mkdir()
     (tmp_path / "campaigns" / "night.yml").touch()
@@ -342,6 +285,8 @@ def test_the_shell_completes_campaigns_that_are_shipped_and_ones_own(tmp_path):
         words = {"_HARNESS_COMPLETE": "complete_bash", "COMP_WORDS": f"harness run {begun}", "COMP_CWORD": "2"}
         return set(harness(cwd=tmp_path, **words).stdout.split())
 
+    commands = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness re", COMP_CWORD="1")
+    assert {"report", "resume"} <= set(commands.stdout.split())
     assert offered("") == {*shipped_names(), "mine.yaml", "campaigns/"}
     assert offered("campaigns/n") == {"campaigns/night.yml"}
 

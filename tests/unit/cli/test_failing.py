@@ -129,20 +129,24 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_read_or_run(words
     assert said in str(failure(call(*words)))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "more"),
+    [("", "", ["--within", "100"]), ("resnet50", "whisper", []), ("repeats: 3", "repeats: 1", [])],
+)
+def test_a_baseline_that_cannot_be_compared_with_is_refused_before_hours_of_running(
+    baseline: Path, tmp_path: Path, old: str, new: str, more: list[str]
+) -> None:
+    words = ["--fail-on", "regression", "--baseline"]
+    assert isinstance(failure(plan(tmp_path, PLAN.replace(old, new), *words, baseline, *more)), UsageError)
+
+
 def test_a_baseline_is_looked_at_before_hours_of_running(
     baseline: Path, folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    asked = ["--fail-on", "regression", "--baseline"]
-    assert plan(tmp_path, PLAN, *asked, baseline).exception is None
-    assert isinstance(failure(plan(tmp_path, PLAN, *asked, tmp_path / "nowhere")), ResultsPathError)
-
-    other = failure(plan(tmp_path, PLAN.replace("resnet50", "whisper"), *asked, baseline))
-    assert "measured nothing that this campaign measures" in other.message
-    once = failure(plan(tmp_path, PLAN.replace("repeats: 3", "repeats: 1"), *asked, baseline))
-    assert "this campaign has one repeat" in once.message
-    single = folder("single", seed=300, repeats=1)
-    assert f"{single} has one repeat" in failure(plan(tmp_path, PLAN, *asked, single)).message
-    assert "100 %" in failure(plan(tmp_path, PLAN, *asked, baseline, "--within", "100")).message
+    words = ["--fail-on", "regression", "--baseline"]
+    assert plan(tmp_path, PLAN, *words, baseline).exception is None
+    assert isinstance(failure(plan(tmp_path, PLAN, *words, tmp_path / "nowhere")), ResultsPathError)
+    assert failure(plan(tmp_path, PLAN, *words, folder("single", seed=300, repeats=1))).exit_code == 2
 
 
 @pytest.mark.parametrize("asked", [[], ["invalid"], ["degraded"]])

@@ -83,22 +83,21 @@ def test_one_command_for_a_program_leaves_the_next_one_for_people_as_it_is(
         assert capsys.readouterr().err.startswith(begin)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "cut"], "cut/campaign.json is damaged"),
+        (["run", "quickstart", "--results", "taken"], "the results folder taken cannot be made"),
+    ],
+)
 def test_what_refuses_a_campaign_or_its_files_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder(tmp_path / "cut", campaign="{")
     file(tmp_path / "taken", b"")
-    for words, said, advice in (
-        (["verify", "cut"], "cut/campaign.json is damaged", "Restore it from a backup."),
-        (
-            ["run", "quickstart", "--results", "taken"],
-            "the results folder taken cannot be made",
-            "Choose another folder",
-        ),
-    ):
-        monkeypatch.setattr(sys, "argv", ["harness", *words])
-        with pytest.raises(SystemExit):
-            main()
-        told = capsys.readouterr().err
-        assert (told.count(said), told.count(advice)) == (1, 1), told
+    monkeypatch.setattr(sys, "argv", ["harness", *words])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().err
+    assert (shown.count(said), shown.count("  do: ")) == (1, 1), shown
