@@ -11,7 +11,6 @@ from harness.cli.options import Json, not_negative, positive
 from harness.errors import NodeError, UsageError, duration
 
 if TYPE_CHECKING:
-    from harness.node.reboot import RebootReport
     from harness.node.runner import RunRequest
     from harness.node.summary import RunSummary
     from harness.node.verify import NodeVerdict
@@ -170,11 +169,18 @@ def reboot_test(
             output.result(f"{before} written. Reboot, then: harness reboot-test --after {before}")
             return
         report = test.compare_state(after) if after else test.run()
-    _print_reboot(report, json=json)
+    if json:
+        output.document(report.to_dict())
+    else:
+        output.sentences(report.problems)
     if not report.ok:
         raise NodeError(
             f"The node did not survive the reboot: {report.problems[0]}", advice="All problems are listed above."
         )
+    if not json:
+        rebooted = f"rebooted in {report.reboot_s:.0f} s, " if report.reboot_s is not None else ""
+        changed = f"{report.converge.changed} changed by converging again"
+        output.result(f"{rebooted}well after {report.recovery_s:.0f} s more, {changed}.")
 
 
 def offline_list(
@@ -253,17 +259,3 @@ def _print_verdict(verdict: "NodeVerdict") -> None:
     for check in verdict.failed:
         output.sentence(str(check))
     output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
-
-
-def _print_reboot(report: "RebootReport", *, json: bool) -> None:
-    if json:
-        output.document(report.to_dict())
-        return
-    for problem in report.problems:
-        output.sentence(problem)
-    took = f"rebooted in {report.reboot_s:.0f} s, " if report.reboot_s is not None else ""
-    output.result(
-        f"{took}well after {report.recovery_s:.0f} s more, {report.converge.changed} changed by converging again."
-        if report.ok
-        else f"{len(report.problems)} problems."
-    )

@@ -83,15 +83,13 @@ def profile(
     if bool(epochs) != bool(samples):
         raise UsageError("--epochs and --samples go together: an epoch is so many samples.")
     batches = _numbers("--batch", batch)
-    axes: dict[str, list[Any]] = {"batch_size": batches, "precision": _words(precision), "execution": _words(execution)}
+    axes: dict[str, list[Any]] = {"precision": _words(precision), "execution": _words(execution)}
+    if not capacity:
+        axes["batch_size"] = batches
     lists: dict[str, list[Any]] = {
         "model_size": _words(size),
         "epochs": _numbers("--epochs", epochs),
         "samples": _numbers("--samples", samples),
-    }
-    options: dict[str, Any] = {
-        **{name: _several(values) for name, values in lists.items() if values},
-        **dict(map(_option, option or [])),
     }
     name = workload.rpartition(":")[0].rpartition(".")[2] or workload
     own = {"name": name.replace("_", "-").lower(), "factory": workload} if ":" in workload else {"name": workload}
@@ -100,10 +98,10 @@ def profile(
         "workloads": [
             {
                 **own,
-                **{key: _several(values) for key, values in axes.items() if not (capacity and key == "batch_size")},
+                **_several(axes),
                 "device": "cuda" if kubernetes and device == "auto" else device,
                 "trace": trace,
-                "options": options,
+                "options": _several(lists) | dict(map(_option, option or [])),
             }
         ],
         "replicas": [1],
@@ -192,9 +190,9 @@ def _cluster(file: Path) -> dict[str, Any]:
     return cluster.model_dump(mode="json", exclude_unset=True)
 
 
-def _several(values: list[Any]) -> Any:
-    """A list where there are several: an axis."""
-    return values[0] if len(values) == 1 else values
+def _several(lists: dict[str, list[Any]]) -> dict[str, Any]:
+    """Of each that is not empty the list, an axis, or its one value."""
+    return {name: values[0] if len(values) == 1 else values for name, values in lists.items() if values}
 
 
 def _words(text: str) -> list[str]:
@@ -202,7 +200,6 @@ def _words(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-
     try:
         return [int(word) for word in _words(text)]
     except ValueError:

@@ -174,14 +174,11 @@ def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
     spec = source.spec
     if spec.open_ended:
         return f"the published campaign finds the number of its repeats itself: at most {_runs(spec)}"
-    further = spec.model_copy(update={"repeats": max(most - spec.most_repeats, 0)})
-    begins = f"as published: {_runs(spec)}"
-    if not further.repeats:
-        return begins
-    return (
-        f"{begins}. Where these cannot tell whether a cell agrees within {within:g} %, because its repeats spread too widely, "
-        f"more follow: at most {_runs(further)}. --max-repeats {spec.most_repeats} runs none of those"
-    )
+    if most <= spec.most_repeats:
+        return f"as published: {_runs(spec)}"
+    further = _runs(spec.model_copy(update={"repeats": most - spec.most_repeats}))
+    none = f"none with --max-repeats {spec.most_repeats}"
+    return f"as published: {_runs(spec)}. Where these do not tell within {within:g} %, more follow: at most {further}, {none}"
 
 
 def _foreign_code(spec: "CampaignSpec") -> Iterator[str]:
@@ -223,8 +220,7 @@ def _print_reproduction(found: "Reproduction") -> None:
     from harness.analysis.contrasts.outcome import Outcome
     from harness.analysis.format import replicas_in_words
 
-    for sentence in found.environment:
-        output.sentence(f"differs here: {sentence}")
+    output.sentences(f"differs here: {sentence}" for sentence in found.environment)
     if not found.environment:
         output.sentence("The environment is the same: GPU, driver, CPU, memory and versions.")
     for cell in found.cells:
@@ -234,31 +230,23 @@ def _print_reproduction(found: "Reproduction") -> None:
         output.sentence(", ".join(filter(None, where)))
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
-        for why in dict.fromkeys(line.why for line in cell.lines if line.why):
-            output.sentence(f"{Outcome.NOT_DECIDABLE.value}: {why}")
+        reasons = dict.fromkeys(line.why for line in cell.lines if line.why)
+        output.sentences(f"{Outcome.NOT_DECIDABLE.value}: {why}" for why in reasons)
     output.result()
-    counts = ", ".join(
-        f"{outcome.value} {found.counted(outcome)}"
-        for outcome in (Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE)
-    )
+    outcomes = (Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE)
+    counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in outcomes)
     output.sentence(f"Cells within {100 * found.within:g} %: {counts}.")
 
 
 def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.contrasts.outcome import Outcome
 
-    different = [cell for cell in found.cells if cell.outcome is Outcome.DIFFERS]
-    advice = "See first what differs in the environment, which is listed above; harness report shows the runs."
-    if different:
-        names = ", ".join("/".join(map(str, filter(None, cell.key))) for cell in different)
+    different = ["/".join(map(str, filter(None, cell.key))) for cell in found.cells if cell.outcome is Outcome.DIFFERS]
+    if different or not found.counted(Outcome.AGREES):
+        what = f"{len(different)} of {len(found.cells)} cells differ ({', '.join(different)})"
         raise NotReproducedError(
-            f"{again[0]} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
-            advice=advice,
-        )
-    if not found.counted(Outcome.AGREES):
-        raise NotReproducedError(
-            f"{again[0]} agrees with {archive} in none of {len(found.cells)} cells: what was measured decides nothing.",
-            advice=advice,
+            f"{again[0]} does not give the figures of {archive}: {what if different else 'no cell is known to agree'}.",
+            advice="See first what differs in the environment, which is listed above; harness report shows the runs.",
         )
 
 
@@ -282,24 +270,16 @@ def scenarios(
     headers = ["scenario", "rate", "answered/s", "samples/s", "p50 ms", "p90 ms", "p99 ms", "limit", "valid"]
     output.table(headers, [row for scenario in measured for row in ([scenario["experiment"]], _scenario_row(scenario))])
     for scenario in measured:
-        for reason in scenario["validity"]["reasons"]:
-            output.sentence(f"{scenario['experiment']}: {reason}")
+        output.sentences(f"{scenario['experiment']}: {reason}" for reason in scenario["validity"]["reasons"])
 
 
 def _scenario_row(scenario: dict[str, Any]) -> list[str]:
     results = scenario["results"]
-    latency = results["latency_ms"]
-    met = {True: "met", False: "broken", None: "-"}[results.get("limit_met")]
+    rates = [results.get("intended_per_s"), results["achieved_per_s"], results["throughput_samples_per_s"]]
+    figures = [*rates, *(results["latency_ms"].get(name) for name in ("p50", "p90", "p99"))]
     return [
         f"  {scenario['scenario']}",
-        _number(results.get("intended_per_s")),
-        _number(results["achieved_per_s"]),
-        _number(results["throughput_samples_per_s"]),
-        *(_number(latency.get(name)) for name in ("p50", "p90", "p99")),
-        met,
+        *("-" if figure is None else f"{figure:.4g}" for figure in figures),
+        {True: "met", False: "broken", None: "-"}[results.get("limit_met")],
         "yes" if scenario["validity"]["valid"] else "no",
     ]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
