@@ -31,7 +31,7 @@ REPEATS_FOLLOWED = (
 """For whoever reads figures of such a campaign."""
 
 
-class Key(NamedTuple):
+class ConfigurationKey(NamedTuple):
     """What the repeats of one cell have in common; condition, limits of MPS and time slice are empty where the campaign names none."""
 
     workload: str
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Experiment:
+class MeasuredRun:
     """One finished experiment.
 
     Attributes:
@@ -72,7 +72,7 @@ class Experiment:
         return self.data.manifest.experiment_id
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ConfigurationKey:
         """The cell it belongs to."""
         return key_of(self.data.manifest.experiment.cell)
 
@@ -102,8 +102,8 @@ class Cell:
         efficiency: speed-up over replicas; None likewise.
     """
 
-    key: Key
-    experiments: list[Experiment]
+    key: ConfigurationKey
+    experiments: list[MeasuredRun]
     planned: int | None
     shares: dict[str, float] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class Cell:
         return "CPU" if on_cpu and all(on_cpu) and mode_of(self.sharing).takes_turns else self.mode
 
     @property
-    def used(self) -> list[Experiment]:
+    def used(self) -> list[MeasuredRun]:
         """The repeats that enter the averages."""
         return [experiment for experiment in self.experiments if experiment.used]
 
@@ -221,7 +221,7 @@ class CampaignAnalysis:
     spec: CampaignSpec | None
     created_at: str
     source: str
-    experiments: list[Experiment]
+    experiments: list[MeasuredRun]
     cells: list[Cell]
     unfinished: list[Unfinished]
     stress_series: list[StressSeries] = field(default_factory=list)
@@ -255,7 +255,7 @@ def analyse(folder: Path) -> CampaignAnalysis:
     if not folder.is_dir():
         raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign below results/.")
     identity = read_campaign(folder)
-    experiments: list[Experiment] = []
+    experiments: list[MeasuredRun] = []
     unreadable: dict[str, str] = {}
     for path in experiment_folders(folder):
         try:
@@ -314,7 +314,7 @@ def pooled_cell(cells: Sequence[Cell]) -> Cell:
     return pooled
 
 
-def analyse_experiment(folder: Path) -> Experiment:
+def analyse_experiment(folder: Path) -> MeasuredRun:
     """Verify one finished experiment and measure it. Raises ResultsPathError and StorageError."""
     data = read_experiment(folder)
     damage = [
@@ -323,7 +323,7 @@ def analyse_experiment(folder: Path) -> Experiment:
         if not _was_left_out(problem.path)
     ]
     # A damaged file may not even parse; nothing in that folder is worth a figure.
-    return Experiment(data, Measured() if damage else measure(data), damage)
+    return MeasuredRun(data, Measured() if damage else measure(data), damage)
 
 
 def _was_left_out(path: Path) -> bool:
@@ -331,8 +331,8 @@ def _was_left_out(path: Path) -> bool:
     return (path.name == REQUESTS or path.parent.name == LATENCIES) and not path.exists()
 
 
-def _cells(folder: Path, experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:
-    keys: list[Key] = []
+def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec | None) -> list[Cell]:
+    keys: list[ConfigurationKey] = []
     if spec is not None:
         keys = _planned_keys(spec, {experiment.key for experiment in experiments})
     keys += sorted({experiment.key for experiment in experiments} - set(keys))
@@ -348,7 +348,7 @@ def _cells(folder: Path, experiments: Sequence[Experiment], spec: CampaignSpec |
     return cells
 
 
-def _planned_keys(spec: CampaignSpec, found: set[Key]) -> list[Key]:
+def _planned_keys(spec: CampaignSpec, found: set[ConfigurationKey]) -> list[ConfigurationKey]:
     """The cells of the matrix; of a stress campaign those that it came to."""
     if spec.stress is not None:
         return [key for cell in spec.cells() if (key := key_of(cell)) in found]
@@ -358,9 +358,9 @@ def _planned_keys(spec: CampaignSpec, found: set[Key]) -> list[Key]:
     return [key_of(cell) for cell in planned]
 
 
-def key_of(cell: CellSpec) -> Key:
+def key_of(cell: CellSpec) -> ConfigurationKey:
     """The key of a planned cell."""
-    return Key(
+    return ConfigurationKey(
         cell.workload.name, cell.sharing.value, cell.replicas, cell.condition_name, cell.mps_limits, cell.time_slice
     )
 

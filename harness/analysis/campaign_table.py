@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.campaign import CampaignAnalysis, Experiment
+from harness.analysis.campaign import CampaignAnalysis, MeasuredRun
 from harness.analysis.comparability import MACHINE
 from harness.analysis.metrics.catalogue import ALL, ResultMetric
 from harness.results.manifest import Manifest
@@ -29,7 +29,7 @@ class ParquetColumn:
     kind: str
     unit: str
     description: str
-    value: Callable[[Experiment], Any]
+    value: Callable[[MeasuredRun], Any]
 
 
 def _figure(metric: ResultMetric) -> ParquetColumn:
@@ -42,7 +42,7 @@ def _figure(metric: ResultMetric) -> ParquetColumn:
     )
 
 
-def _missing(experiment: Experiment) -> str:
+def _missing(experiment: MeasuredRun) -> str:
     """As a JSON object: column to the reason why it is null; empty when none is."""
     damage = "; ".join(experiment.damage)
     measured = experiment.measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment
+from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, MeasuredRun
 from harness.analysis.comparability import gpu_names
 from harness.analysis.contrasts.contrast import Contrasts
 from harness.analysis.contrasts.outcome import Outcome
@@ -157,7 +157,7 @@ def _degraded(analysis: CampaignAnalysis) -> list[str]:
     return [f"{item.name} is DEGRADED and included: {_reasons(item)}" for item in degraded]
 
 
-def _reasons(experiment: Experiment) -> str:
+def _reasons(experiment: MeasuredRun) -> str:
     text = " ".join(reason.rstrip(".") + "." for reason in experiment.data.manifest.verdict.reasons)
     return clipped(text) or "no reason was recorded."
 
@@ -229,7 +229,7 @@ def _absent(analysis: CampaignAnalysis) -> list[str]:
     return [f"Not measured: {'; '.join(titles)} ({clipped(reason)})." for reason, titles in by_reason.items()]
 
 
-def absent_of(experiment: Experiment) -> dict[str, list[str]]:
+def absent_of(experiment: MeasuredRun) -> dict[str, list[str]]:
     """Titles of the figures that one experiment does not give, by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in experiment.measured.absent.items():
@@ -237,7 +237,7 @@ def absent_of(experiment: Experiment) -> dict[str, list[str]]:
     return by_reason
 
 
-def remarks(experiment: Experiment) -> list[str]:
+def remarks(experiment: MeasuredRun) -> list[str]:
     """What the quality check and the figures add, without what the verdict or an absent metric has said."""
     manifest = experiment.data.manifest
     findings = [

@@ -40,7 +40,7 @@ MOST_TOLD = 4
 """Runs whose figures are told one by one; of more, how many there are of each outcome."""
 
 
-class Outcome(StrEnum):
+class ObjectiveOutcome(StrEnum):
     """What can be said of an objective, the gravest last."""
 
     PASS = "pass"  # noqa: S105 - no password
@@ -48,7 +48,7 @@ class Outcome(StrEnum):
     FAIL = "fail"
 
 
-_ORDER = list(Outcome)
+_ORDER = list(ObjectiveOutcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class Part:
     undecided: int = 0
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ObjectiveOutcome:
         """By the interval alone."""
         if self.high <= self.allowed:
-            return Outcome.PASS
-        return Outcome.FAIL if self.low > self.allowed else Outcome.NOT_DECIDABLE
+            return ObjectiveOutcome.PASS
+        return ObjectiveOutcome.FAIL if self.low > self.allowed else ObjectiveOutcome.NOT_DECIDABLE
 
     def sentence(self) -> str:
         """E.g. ``first token p99 212 ms (limit 200 ms; 1.8 % above it, 95 % interval 1.2 to 2.4 %): fail``."""
@@ -133,7 +133,7 @@ class Judged:
     goodput_per_s: float
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ObjectiveOutcome:
         """That of the gravest part."""
         return max((part.outcome for part in self.parts), key=_ORDER.index)
 
@@ -244,7 +244,7 @@ def unmet(slo: Mapping[str, Any]) -> str:
                 one["undecided"],
             )
         )
-    return "; ".join(part.sentence() for part in parts if part.outcome is not Outcome.PASS)
+    return "; ".join(part.sentence() for part in parts if part.outcome is not ObjectiveOutcome.PASS)
 
 
 def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> list[str]:
@@ -274,9 +274,9 @@ def _cells(experiments: Sequence[ExperimentSpec]) -> str:
     )
 
 
-def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
+def _why(outcome: ObjectiveOutcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
     """Which parts of the objective had this outcome, in how many of the runs, and between which ends of their intervals."""
-    if outcome is Outcome.PASS:
+    if outcome is ObjectiveOutcome.PASS:
         return ""
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for _, slo in runs:

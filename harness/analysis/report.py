@@ -15,7 +15,7 @@ import harness
 from harness.analysis import campaign_table, goodput, objective, placement, summary
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.axes import pictures as pictures_of_settings
-from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
+from harness.analysis.campaign import CampaignAnalysis, MeasuredRun, analyse
 from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.format import (
     clipped,
@@ -251,7 +251,7 @@ def _limits(manifest: Manifest) -> str:
     return f"{own} (of {plugin})" if manifest.experiment.mps else plugin
 
 
-def _settings(experiment: Experiment) -> str:
+def _settings(experiment: MeasuredRun) -> str:
     """How the workload ran, in a few words."""
     workload = experiment.data.manifest.experiment.workload
     devices = {str(replica["device"]) for replica in experiment.data.manifest.replicas if replica.get("device")}

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
 from harness.analysis.metrics.traced import memory_peak_percent
-from harness.analysis.objective import Outcome, read_objective, unmet
+from harness.analysis.objective import ObjectiveOutcome, read_objective, unmet
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, percentile, t_interval
 from harness.analysis.statistics.distributions import Floats
@@ -71,7 +71,7 @@ class Served:
         gpus: that it had.
     """
 
-    outcome: Outcome
+    outcome: ObjectiveOutcome
     unmet: str
     goodput: float
     tokens: float
@@ -277,10 +277,10 @@ def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, flo
 
 def _judged(stress: StressSpec, cell: CellSpec, load: float, run: LoadRun, before: LoadPoint | None) -> LoadPoint:
     failure_mode, sentence = _collapse(run)
-    objective = run.served.outcome if run.served else Outcome.PASS
+    objective = run.served.outcome if run.served else ObjectiveOutcome.PASS
     if not failure_mode and (sentence := _memory(stress, run)):
         failure_mode = FailureMode.MEMORY
-    if not failure_mode and run.served and objective is Outcome.FAIL:
+    if not failure_mode and run.served and objective is ObjectiveOutcome.FAIL:
         failure_mode, sentence = FailureMode.OBJECTIVE, f"{run.served.unmet}."
     if failure_mode:
         return LoadPoint(cell, load, run, Grade.BROKEN, failure_mode, sentence)
@@ -289,7 +289,7 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: LoadRun, befor
         grade, sentence = Grade.DOUBTFUL, "nothing was measured."
     if grade is Grade.BROKEN:
         return LoadPoint(cell, load, run, grade, FailureMode.LATENCY, sentence)
-    if run.served and objective is Outcome.NOT_DECIDABLE:
+    if run.served and objective is ObjectiveOutcome.NOT_DECIDABLE:
         grade, sentence = Grade.DOUBTFUL, f"{run.served.unmet}; a longer recording decides more."
     point = LoadPoint(cell, load, run, grade, None, sentence)
     unheld = _unheld(stress, point)
@@ -391,7 +391,7 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
         unheld = _memory(stress, run) or _unheld(stress, replace(point, run=run))
         if unheld:
             return unheld
-        if run.served and run.served.outcome is Outcome.FAIL:
+        if run.served and run.served.outcome is ObjectiveOutcome.FAIL:
             return f"{run.served.unmet}."
         grade, told = _latency(stress, run)
         if failure_mode or grade is Grade.BROKEN:
@@ -415,7 +415,7 @@ def _served(data: ExperimentData) -> Served | None:
     except NotMeasuredError:
         joules = None
     gpus = data.manifest.experiment.gpus
-    return Served(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
+    return Served(ObjectiveOutcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 
 def _memory_percent(data: ExperimentData) -> float | None:

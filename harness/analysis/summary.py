@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.axes import families
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import with_interval
 from harness.analysis.goodput import bests
@@ -127,7 +127,7 @@ def _cell_document(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _experiment_document(experiment: Experiment) -> dict[str, Any]:
+def _experiment_document(experiment: MeasuredRun) -> dict[str, Any]:
     measured, manifest = experiment.measured, experiment.data.manifest
     return {
         "experiment": experiment.name,

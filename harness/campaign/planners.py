@@ -34,7 +34,7 @@ from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
 from harness.spec.load import require
 
 if TYPE_CHECKING:
-    from harness.analysis.campaign import CampaignAnalysis, Key
+    from harness.analysis.campaign import CampaignAnalysis, ConfigurationKey
 
 POINT, POINTS_END = "stress-point", "stress-ends"
 BLOCK, BLOCKS_END = "repeats-block", "repeats-end"
@@ -347,7 +347,7 @@ def most_repeats(source: CampaignSource, limit: int | None) -> int:
     return 0
 
 
-def with_more_repeats(source: CampaignSource, more: Mapping[Key, int]) -> CampaignSource:
+def with_more_repeats(source: CampaignSource, more: Mapping[ConfigurationKey, int]) -> CampaignSource:
     """What ran, for the cells that need ``more`` repeats (one cell at least) and those between them in its matrix; as many of each."""
     spec, repeats = source.spec, max(more.values())
     axes = {

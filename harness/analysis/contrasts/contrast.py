@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, pooled_cell, shared
+from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, pooled_cell, shared
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.statistics import (
     SIGNIFICANCE,
@@ -35,7 +35,7 @@ MIN_BLOCKS = 5
 """Pairs. Fewer lose more by their degrees of freedom than they win where runs resemble their neighbours: of three against three,
 5 % apart with a spread of 2 %, pairs find 40 %, independent runs 52 %; and these err the less the more runs resemble each other."""
 COMPARED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "energy")
-Value = Callable[[Experiment], float | None]
+Value = Callable[[MeasuredRun], float | None]
 """A metric of one run; None where it does not have it."""
 
 
@@ -150,7 +150,7 @@ class Contrasts:
         """One metric of every repeat used that has it; of cells of one campaign."""
         return {run.data.manifest.experiment.repeat: value for run, value in self._runs(cell, metric)}
 
-    def _runs(self, cell: Cell, metric: str) -> Iterator[tuple[Experiment, float]]:
+    def _runs(self, cell: Cell, metric: str) -> Iterator[tuple[MeasuredRun, float]]:
         value = self._values.get(metric) or (lambda run: run.measured.figures.get(metric))
         return ((run, figure) for run in cell.used if (figure := value(run)) is not None)
 

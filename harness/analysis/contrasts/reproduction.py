@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Key, pooled_cell, shared
+from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, pooled_cell, shared
 from harness.analysis.comparability import environment
 from harness.analysis.contrasts.contrast import Contrasts
 from harness.analysis.contrasts.outcome import Outcome
@@ -53,7 +53,7 @@ class Line:
 class Reproduced:
     """One cell of the published campaign: it differs where a measure does, and agrees where all do."""
 
-    key: Key
+    key: ConfigurationKey
     lines: list[Line]
 
     @property
@@ -127,7 +127,7 @@ def wanted(published: CampaignAnalysis, measures: Sequence[str] | None = None, *
 
 def more_repeats(
     published: CampaignAnalysis, again: CampaignAnalysis, measures: Sequence[str], *, within: float, most: int
-) -> dict[Key, int]:
+) -> dict[ConfigurationKey, int]:
     """How many more repeats of which cells it takes here before each is likely to be decided, from their spread alone.
 
     Args:
@@ -138,7 +138,7 @@ def more_repeats(
         most: repeats of a cell that there may be here. Cells that so many cannot decide are left out.
     """
     here = {cell.key: cell for cell in again.cells}
-    found: dict[Key, int] = {}
+    found: dict[ConfigurationKey, int] = {}
     for cell in published.cells:
         if cell.key not in here:
             continue

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from harness.analysis.campaign import Experiment
+from harness.analysis.campaign import MeasuredRun
 from harness.analysis.format import quantity
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, PlotSeries
@@ -23,7 +23,7 @@ _DEVICE_COLOURS = (1, 6, 7, 0, 2, 3, 5)
 Draw = Callable[[ExperimentData], list[PlotSeries]]
 
 
-def timeline(experiment: Experiment) -> Picture:
+def timeline(experiment: MeasuredRun) -> Picture:
     """The plot of one run; a panel without data says why."""
     data = experiment.data.keeping()
     drawn = [*_COMMON, *(_ON_GPU if _has_gpu(data) else _ON_CPU)]

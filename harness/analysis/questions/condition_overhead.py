@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Key, shared
+from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, shared
 from harness.analysis.contrasts.contrast import Contrast, Contrasts
 from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, replicas_in_words, whole_interval
@@ -36,7 +36,7 @@ MAX_REPEATS = 100
 class Overhead:
     """One measure of one cell under one condition, against the baseline. ``percent`` is how much worse the condition is; ``kept`` the ratio by repeat."""
 
-    key: Key
+    key: ConfigurationKey
     contrast: Contrast
     percent: Estimate
     outcome: Outcome
@@ -48,7 +48,7 @@ class Overhead:
 class NeighbourCell:
     """A workload beside the measured one, over the repeats of a cell."""
 
-    key: Key
+    key: ConfigurationKey
     workload: str
     replicas: int
     estimates: dict[str, Estimate]
@@ -70,9 +70,9 @@ class Interference:
 
     baseline: str
     limit_percent: float
-    overheads: dict[Key, dict[str, Overhead | str]] = field(default_factory=dict)
+    overheads: dict[ConfigurationKey, dict[str, Overhead | str]] = field(default_factory=dict)
     neighbours: list[NeighbourCell] = field(default_factory=list)
-    died: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    died: dict[ConfigurationKey, tuple[int, int]] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
 
     def explained(self, told: Iterable[str]) -> str:
@@ -120,11 +120,11 @@ class Interference:
             )
         return told
 
-    def _sentence(self, key: Key, found: Mapping[str, Overhead | str]) -> str:
+    def _sentence(self, key: ConfigurationKey, found: Mapping[str, Overhead | str]) -> str:
         parts = "; ".join(f"{METRICS[name].title}: {in_words(one)}" for name, one in found.items())
         return f"{self._where(key)}: {parts}."
 
-    def _where(self, key: Key) -> str:
+    def _where(self, key: ConfigurationKey) -> str:
         cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {key.mode}"
         return f"{key.condition} against {self.baseline} ({cell}), limit {self.limit_percent:g} %"
 

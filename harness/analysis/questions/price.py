@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.analysis.campaign import Cell, Experiment, shared
+from harness.analysis.campaign import Cell, MeasuredRun, shared
 from harness.analysis.contrasts.comparison import Comparison
 from harness.analysis.contrasts.contrast import Value
 from harness.analysis.format import replicas_in_words, with_interval
@@ -96,7 +96,7 @@ def over_runs(cell: Cell, value: Value) -> Estimate | None:
     return t_interval(known, shared(cell)) if known else None
 
 
-def _kwh(run: Experiment) -> float | None:
+def _kwh(run: MeasuredRun) -> float | None:
     energy_j = run.measured.figures.get("energy")
     inputs = run.data.manifest.inputs_per_request
     if energy_j is None or not inputs:
@@ -104,12 +104,12 @@ def _kwh(run: Experiment) -> float | None:
     return energy_j / inputs * MILLION / _J_PER_KWH
 
 
-def _gpu_hours(run: Experiment) -> float | None:
+def _gpu_hours(run: MeasuredRun) -> float | None:
     inputs = run.measured.figures.get("inputs")
     return MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
 
 
-def _cost(run: Experiment, query: ComparisonQuery) -> float | None:
+def _cost(run: MeasuredRun, query: ComparisonQuery) -> float | None:
     hours, kwh = _gpu_hours(run), _kwh(run)
     if (query.price_per_gpu_hour is not None and hours is None) or (query.price_per_kwh is not None and kwh is None):
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
+from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, analyse
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.metrics.measured import LoadState, Measured, measure
 from harness.analysis.read import read_experiment
@@ -146,7 +146,7 @@ def edit_then_seal(folder: Path, **changes: object) -> None:
     atomic_write(folder / "manifest.json", sealed.to_json(), replace=True)
 
 
-def only_experiment(folder: Path) -> Experiment:
+def only_experiment(folder: Path) -> MeasuredRun:
     (only,) = analyse(folder).experiments
     assert not only.damage
     return only

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import report
-from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
+from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, analyse
 from harness.analysis.contrasts.comparison import Comparison, gather
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.pages.plot import Picture
@@ -181,7 +181,7 @@ def found(analysis: CampaignAnalysis) -> Interference:
 
 
 def overhead(found: Interference, condition: str, measure: str) -> Overhead:
-    one = found.overheads[Key("resnet50", "time-slicing", 1, condition)][measure]
+    one = found.overheads[ConfigurationKey("resnet50", "time-slicing", 1, condition)][measure]
     assert isinstance(one, Overhead)
     return one
 

@@ -7,7 +7,7 @@ from scipy import stats
 from harness.analysis import objective
 from harness.analysis.client_result import SERVER as SERVER_JSON
 from harness.analysis.client_result import SLO, evaluate
-from harness.analysis.objective import SLICES, Outcome, in_sentences, share_interval
+from harness.analysis.objective import SLICES, ObjectiveOutcome, in_sentences, share_interval
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.results.requests import CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
@@ -302,7 +302,7 @@ def test_the_interval_covers_the_truth():
 
 
 def test_the_gravest_part_decides():
-    assert list(Outcome) == [Outcome.PASS, Outcome.NOT_DECIDABLE, Outcome.FAIL]
+    assert list(ObjectiveOutcome) == [ObjectiveOutcome.PASS, ObjectiveOutcome.NOT_DECIDABLE, ObjectiveOutcome.FAIL]
 
 
 def test_many_runs_are_counted_by_outcome_the_gravest_first():

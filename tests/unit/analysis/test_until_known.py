@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.analysis.campaign import Cell, Key, shared
+from harness.analysis.campaign import Cell, ConfigurationKey, shared
 from harness.analysis.contrasts.until_known import State, judge, questions, share_of_look
 from harness.analysis.statistics import student, t_interval
 from harness.spec import ConditionSpec, MpsSpec, Sharing, UntilKnown
@@ -128,7 +128,7 @@ def test_false_answers_are_rare_where_they_are_easiest():
 
 def test_cells_of_one_campaign_share_their_looks_and_those_of_several_do_not():
     one, later, other = (
-        Cell(Key("tiny", "mps", 1), [], None, shares) for shares in ({"x": 0.5}, {"x": 0.2}, {"y": 0.1})
+        Cell(ConfigurationKey("tiny", "mps", 1), [], None, shares) for shares in ({"x": 0.5}, {"x": 0.2}, {"y": 0.1})
     )
 
     assert [shared(), shared(one), shared(one, later), shared(one, later, other)] == pytest.approx([1, 0.5, 0.2, 0.02])
