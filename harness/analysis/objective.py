@@ -255,45 +255,24 @@ def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> li
     for outcome in reversed(_ORDER):
         those = [(experiment, slo) for experiment, slo in runs if slo["outcome"] == outcome]
         if those:
-            where = "" if len(those) == len(runs) else f" ({_cells([experiment for experiment, _ in those])})"
+            names = dict.fromkeys(experiment.experiment_id.rpartition("_rep")[0] for experiment, _ in those)
+            where = "" if len(those) == len(runs) else f" ({', '.join(names)})"
             sentences.append(f"Objective: {outcome} in {len(those)} of {len(runs)} runs{where}{_why(outcome, those)}.")
     return sentences
 
 
-def _cells(experiments: Sequence[ExperimentSpec]) -> str:
-    """E.g. ``llm: time-slicing 1, 2; mps 4 servers``."""
-    counts: dict[str, dict[str, set[int]]] = {}
-    for each in experiments:
-        mode = f"{each.cell.mode} {each.condition_name}".rstrip()
-        counts.setdefault(each.workload.name, {}).setdefault(mode, set()).add(each.replicas)
-    return "; ".join(
-        f"{workload}: "
-        + "; ".join(f"{mode} {', '.join(map(str, sorted(replicas)))}" for mode, replicas in modes.items())
-        + " servers"
-        for workload, modes in counts.items()
-    )
-
-
 def _why(outcome: ObjectiveOutcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
-    """Which parts of the objective had this outcome, in how many of the runs, and between which ends of their intervals."""
-    if outcome is ObjectiveOutcome.PASS:
-        return ""
+    """Which parts of the objective had this outcome, in how many of the runs, and what their 95 % intervals leave open."""
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for _, slo in runs:
         for name, part in slo["parts"].items():
-            if part["outcome"] == outcome:
+            if part["outcome"] == outcome != ObjectiveOutcome.PASS:
                 parts.setdefault(name, []).append(part)
-    return "; " + ", ".join(
-        f"{title_of(name)} in {len(those)} ({_missed(those)})"
-        for name, those in sorted(parts.items(), key=lambda one: len(one[1]), reverse=True)
+    return "".join(
+        f"; {title_of(name)} in {len(those)} ({100 * min(part['interval'][0] for part in those):.3g} to "
+        f"{100 * max(part['interval'][1] for part in those):.3g} % missed, {100 * those[0]['allowed_share']:.3g} % allowed)"
+        for name, those in sorted(parts.items(), key=lambda item: len(item[1]), reverse=True)
     )
-
-
-def _missed(parts: Sequence[Mapping[str, Any]]) -> str:
-    """What the 95 % intervals of the missed share leave open, over all runs."""
-    low, high = (end(part["interval"][at] for part in parts) for at, end in ((0, min), (1, max)))
-    allowed = parts[0]["allowed_share"]
-    return f"{100 * low:.3g} to {100 * high:.3g} % missed, {100 * allowed:.3g} % allowed"
 
 
 def fewest_requests(allowed: float) -> int:

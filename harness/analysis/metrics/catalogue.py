@@ -139,6 +139,9 @@ class ResultMetric:
         return f"{self.name}_{word}"
 
 
+_more = partial(ResultMetric, higher_is_better=True)
+_less = partial(ResultMetric, higher_is_better=False)
+
 _OVER_DEVICES: Mapping[OverDevices, Callable[[pd.DataFrame], float]] = {
     OverDevices.MEAN: lambda table: table.mean().mean(),
     OverDevices.SUM: lambda table: table.mean().sum(),
@@ -223,51 +226,46 @@ _PERCENTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 def _exact(what: str, percent: str) -> ResultMetric:
     """A percentile of what whoever asked measured."""
     title, of = _OF_TOKENS.get(what, ("Latency", "From the intended time of a request to the end of its answer"))
-    return ResultMetric(
+    return _less(
         f"{what}_{percent}_exact",
         f"{title}, exact {percent}",
         "s",
         f"{of}: nearest rank over every request of the recording, all replicas pooled, as whoever asked measured it. That of a "
         "window, in curves, is an estimate from a histogram.",
         partial(_quantile, what, _PERCENTS[percent]),
-        higher_is_better=False,
         short=f"Exact {percent}" if what == "latency" else f"{title} {percent}",
     )
 
 
 _METRICS = (
-    ResultMetric(
+    _more(
         "throughput",
         "Throughput",
         "requests/s",
         "Requests counted between the first and the last row, over all replicas, per second.",
         lambda run: run.rate[0],
-        higher_is_better=True,
     ),
-    ResultMetric(
+    _more(
         "inputs",
         "Inputs",
         "inputs/s",
         "Throughput times the inputs of a request, as the replicas counted them.",
         _inputs,
-        higher_is_better=True,
     ),
-    ResultMetric(
+    _less(
         "latency_mean",
         "Latency, mean",
         "s",
         "Mean over every request of the recording.",
         lambda run: float(run.data.requests.seconds("latency").mean()),
-        higher_is_better=False,
     ),
     *(_exact("latency", percent) for percent in _PERCENTS),
-    ResultMetric(
+    _less(
         "latency_p99_worst",
         "Exact p99, worst replica",
         "s",
         "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
         partial(_quantile, "latency", 0.99, worst=True),
-        higher_is_better=False,
     ),
     ResultMetric(
         "requests",
@@ -276,30 +274,27 @@ _METRICS = (
         "Requests that were answered well within the recording, as whoever asked counted them.",
         lambda run: float(len(run.data.requests.well)),
     ),
-    ResultMetric(
+    _more(
         "fairness",
         "Slowest / fastest replica",
         "ratio",
         "Throughput of the slowest replica over that of the fastest; 1 is fair.",
         lambda run: fairness(run.replica_rates)[0],
-        higher_is_better=True,
         short="Fairness",
     ),
-    ResultMetric(
+    _more(
         "jain",
         "Jain's index",
         "index",
         "Fairness of the replicas' throughputs, from 1/n to 1.",
         lambda run: fairness(run.replica_rates)[1],
-        higher_is_better=True,
     ),
-    ResultMetric(
+    _less(
         "energy",
         "GPU energy per request",
         "J",
         "Energy of all GPUs over the recording (idle power included), by requests served.",
         _energy,
-        higher_is_better=False,
         short="Energy /\N{NO-BREAK SPACE}request",
     ),
     ResultMetric(
@@ -338,13 +333,12 @@ METRICS: Mapping[str, ResultMetric] = {metric.name: metric for metric in _METRIC
 """Those of every run by name, in the order of tables."""
 
 OF_OBJECTIVE = {
-    "goodput": ResultMetric(
+    "goodput": _more(
         "goodput",
         "Goodput",
         "requests/s",
         "Requests per second that met every limit of the objective by themselves.",
         lambda run: run.judged.goodput_per_s,
-        higher_is_better=True,
     )
 }
 """Of campaigns with an objective (`slo`)."""
@@ -353,13 +347,12 @@ OF_STREAMS: Mapping[str, ResultMetric] = {
     metric.name: metric
     for metric in (
         *(_exact(what, percent) for what in _OF_TOKENS for percent in _PERCENTS),
-        ResultMetric(
+        _more(
             "output_tokens_per_s",
             "Output tokens",
             "tokens/s",
             "Tokens of the answers that ended well within the recording, per second.",
             lambda run: run.data.requests.tokens_per_s("output_tokens"),
-            higher_is_better=True,
         ),
     )
 }
@@ -420,21 +413,13 @@ def metrics_of(experiment: ExperimentSpec) -> list[ResultMetric]:
 OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {
     metric.name: metric
     for metric in (
-        ResultMetric(
-            "cv",
-            "CV",
-            "%",
-            "Standard deviation of the throughput over its mean.",
-            None,
-            higher_is_better=False,
-        ),
-        ResultMetric(
+        _less("cv", "CV", "%", "Standard deviation of the throughput over its mean.", None),
+        _more(
             "speed_up",
             "Speed-up",
             "ratio",
             "Mean throughput over that of one replica, with Welch's 95 % interval on the logarithms.",
             None,
-            higher_is_better=True,
         ),
         ResultMetric("efficiency", "Efficiency", "ratio", "Speed-up over replicas.", None, higher_is_better=True),
     )

@@ -327,9 +327,9 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
     runs.append(run("big", "mps", 4, 1, "fail", "ttft_p99_ms"))
 
     assert in_sentences(runs) == [
-        "Objective: fail in 1 of 9 runs (big: mps 4 servers); first token p99 in 1 (0.2 to 3 % missed, 1 % allowed).",
-        "Objective: not decidable in 4 of 9 runs (llm: time-slicing 1, 2 servers); errors in 4 (0.2 to 6 % missed, 1 % allowed).",
-        "Objective: pass in 4 of 9 runs (llm: mps 1, 2 servers).",
+        "Objective: fail in 1 of 9 runs (big_r4_mps); first token p99 in 1 (0.2 to 3 % missed, 1 % allowed).",
+        "Objective: not decidable in 4 of 9 runs (llm_r1_time-slicing, llm_r2_time-slicing); errors in 4 (0.2 to 6 % missed, 1 % allowed).",
+        "Objective: pass in 4 of 9 runs (llm_r1_mps, llm_r2_mps).",
     ]
     assert in_sentences(runs[:4]) == [
         f"llm_r{n}_time-slicing_rep{k}: Objective: not decidable." for n in (1, 2) for k in (1, 2)
