@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.traffic.arrivals import NS_PER_S, of_targets
-from harness.traffic.loop import LoadLoop
+from harness.traffic.loop import Due, LoadLoop
 from harness.traffic.records import GENERATED_FIELDS, UNANSWERED, Exchange, RecordLog
 from harness.traffic.replica_client import INFER, ReplicaClient
 
@@ -84,11 +84,7 @@ def send(plan: LoadPlan, stopping: threading.Event) -> None:
 
     due = of_targets(plan.rate, plan.arrivals, len(plan.targets), plan.seed)
     if plan.duration_s is not None:
-        end_ns = round(plan.duration_s * NS_PER_S)
-        due = itertools.takewhile(lambda arrival: arrival[0] < end_ns, due)
-        timer = threading.Timer(plan.duration_s, stopping.set)
-        timer.daemon = True
-        timer.start()
+        due = _until(plan.duration_s, due, stopping)
     client = ReplicaClient(
         plan.targets, most=plan.max_clients, timeout_s=plan.timeout_s, epoch_ns=epoch_ns, one_clock=plan.one_clock
     )
@@ -106,6 +102,14 @@ def send(plan: LoadPlan, stopping: threading.Event) -> None:
         loop.run(stopping)
     finally:
         log.close()
+
+
+def _until(end_s: float, due: Due, stopping: threading.Event) -> Due:
+    """What is due before the end, counted from when the first is taken; then whatever still waits for a connection is sent no more."""
+    timer = threading.Timer(end_s, stopping.set)
+    timer.daemon = True
+    timer.start()
+    yield from itertools.takewhile(lambda arrival: arrival[0] < end_s * NS_PER_S, due)
 
 
 def main(arguments: list[str]) -> int:

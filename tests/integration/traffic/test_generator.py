@@ -1,18 +1,27 @@
 """The load generator as a process against real servers: on time, honest about what was not answered."""
 
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import numpy as np
 import pytest
 
+from harness.replica.engine.servers import takes_connections
+from harness.results.requests import GENERATED
 from harness.traffic.arrivals import of_targets
 from harness.traffic.generator import LoadPlan, main
 from harness.traffic.records import BROKEN, UNANSWERED
-from tests.support.generated_load import fake_service, plan_for, records, run, start
+from tests.support.generated_load import ROOT, fake_service, plan_for, records, run, start
+from tests.support.ports import free_port
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -197,3 +206,30 @@ def test_a_plan_that_cannot_be_read_is_one_line_and_code_2(tmp_path, capsys):
 def test_a_plan_survives_the_disk():
     plan = LoadPlan(targets=[("127.0.0.1", 1), ("::1", 2)], rate=2.5, log="x", duration_s=3.0)
     assert LoadPlan.parse(plan.to_json()) == plan
+
+
+def test_a_load_pod_sends_its_shard_and_hands_out_the_log(tmp_path):
+    port = free_port()
+
+    def fetch(path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as reply:
+            return reply.read()
+
+    with fake_service(1.0) as first, fake_service(1.0) as second:
+        plan = plan_for(first, tmp_path, targets=[("127.0.0.1", first), ("127.0.0.1", second)], duration_s=None)
+        told = {"LOAD_PLAN": plan.to_json(), "LOAD_SHARDS": "2", "REPLICA": "1", "REPLICA_DIR": str(tmp_path)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **told, "PORT": str(port)}
+        with subprocess.Popen([sys.executable, "-m", "harness.traffic.pod"], env=environment, cwd=tmp_path) as pod:
+            assert eventually(lambda: takes_connections(port))
+            assert eventually(lambda: len(fetch("/requests")) > 0)
+            assert json.loads(fetch("/status/?more")) == {"sends": True}
+            assert json.loads(fetch("/finish")) == {"exit_code": 0}
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                fetch("/health")
+            found = np.frombuffer(fetch("/requests"), dtype=GENERATED)
+            pod.terminate()
+
+    assert len(found) > 0
+    assert set(found["replica"].tolist()) == {1}
+    assert (found["status"] == 200).all()
+    assert pod.returncode == 0

@@ -2,13 +2,11 @@
 
 import itertools
 import json
-import statistics
 
 import pytest
 
 from harness.errors import LoadError
 from harness.traffic import questions as asked
-from harness.traffic.arrivals import arrivals
 from harness.traffic.protocols import BadAnswerError, body_of, read_whole
 from tests.unit.traffic.engines import LENGTHS, engine
 
@@ -110,22 +108,3 @@ def test_a_file_that_holds_no_requests_is_said(tmp_path, text):
 def test_a_file_that_is_missing_is_said(tmp_path):
     with pytest.raises(LoadError, match="cannot be read"):
         asked.read_file(tmp_path / "none.jsonl")
-
-
-def test_arrivals_have_their_rate_and_repeat_with_the_seed():
-    assert list(itertools.islice(arrivals(4, "constant", 0), 3)) == [250_000_000, 500_000_000, 750_000_000]
-    poisson = list(itertools.islice(arrivals(100, None, 1), 4000))
-    assert poisson == list(itertools.islice(arrivals(100, "poisson", 1), 4000))
-    assert poisson[-1] / 4000 == pytest.approx(0.01e9, rel=0.1)
-
-
-@pytest.mark.parametrize("burstiness", [0.25, 1, 16])
-def test_gamma_arrivals_have_their_rate_and_come_in_bursts(burstiness):
-    times_s = [each / 1e9 for each in itertools.islice(arrivals(100, "gamma", 1, burstiness), 8000)]
-    assert times_s == [each / 1e9 for each in itertools.islice(arrivals(100, "gamma", 1, burstiness), 8000)]
-    intervals_s = [later - earlier for earlier, later in itertools.pairwise([0.0, *times_s])]
-    mean_s = statistics.fmean(intervals_s)
-    assert mean_s == pytest.approx(0.01, rel=0.1)
-    assert statistics.stdev(intervals_s) / mean_s == pytest.approx(burstiness**-0.5, rel=0.1), (
-        "coefficient of variation"
-    )
