@@ -130,7 +130,6 @@ class Attempt:
             CampaignInterruptedError: what is needed was away, and did not come back in time; nothing of it is left.
             ImageError: an image cannot be had; likewise.
         """
-        timing = self.experiment.timing
         if not self._step("preflight", self._preflight):
             self.ended_s = self.shared.clock.now_s()
             return
@@ -139,8 +138,8 @@ class Attempt:
             try:
                 _ = (
                     self._step("deploy", self._deploy)
-                    and self._step("stabilise", self._stabilise, planned_s=timing.stabilise_s)
-                    and self._step("record", self._record, planned_s=timing.record_s)
+                    and self._step("stabilise", self._stabilise)
+                    and self._step("record", self._record)
                 )
             finally:
                 if self._deployment is not None:
@@ -185,13 +184,18 @@ class Attempt:
         """Rest until the cool-down, counted from the clean-up, is over or the GPUs are cool."""
         if "deploy" not in self.steps:
             return  # nothing ran that could be warm
-        self._step("cool-down", self._cool_down, planned_s=self.experiment.timing.cooldown_s)
+        self._step("cool-down", self._cool_down)
 
-    def _step(self, name: str, action: Callable[[], None], *, planned_s: float | None = None) -> bool:
+    def _step(self, name: str, action: Callable[[], None]) -> bool:
         """Run one step between two lines of the journal; its failure becomes a reason."""
         shared, identity = self.shared, self.experiment.experiment_id
+        timing = self.experiment.timing
+        phases = {"stabilise": timing.stabilise_s, "record": timing.record_s, "cool-down": timing.cooldown_s}
+        later = {"deploy": estimate([self.experiment]).starts_s, **phases}
+        to_come_s = sum(later.get(step, 0.0) for step in STEPS[STEPS.index(name) :])
+        remaining_s = self.remaining_after_s + to_come_s  # the start of the replicas included
         self._log("step-begins", name)
-        shared.listener(StepBegins(identity, self.position, self.number, name, planned_s, self._remaining_s(name)))
+        shared.listener(StepBegins(identity, self.position, self.number, name, phases.get(name), remaining_s))
         begun_s = shared.clock.now_s()
         reasons: list[str] = []
         try:
@@ -252,18 +256,6 @@ class Attempt:
     def _log(self, event: str, step: str, **fields: object) -> None:
         identity = self.experiment.experiment_id
         self.shared.journal.append(event, experiment=identity, attempt=self.number, step=step, **fields)
-
-    def _remaining_s(self, step: str) -> float:
-        """What is still to come from the beginning of ``step``, the start of the replicas included, seconds."""
-        timing = self.experiment.timing
-        phases = {
-            "deploy": estimate([self.experiment]).starts_s,
-            "stabilise": timing.stabilise_s,
-            "record": timing.record_s,
-            "cool-down": timing.cooldown_s,
-        }
-        later = STEPS[STEPS.index(step) :]
-        return self.remaining_after_s + sum(seconds for name, seconds in phases.items() if name in later)
 
     def _preflight(self) -> None:
         step_s = self.experiment.timing.step_s

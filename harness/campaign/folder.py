@@ -23,7 +23,7 @@ from harness import __version__
 from harness.campaign.source import SHIPPED_PREFIX
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
-from harness.results.files import atomic_write, read_document, read_object, storage_error, storage_errors, sync_folder
+from harness.results.files import atomic_write, read_document, read_object, storage_errors, sync_folder
 from harness.results.manifest import content_digest
 from harness.spec import CampaignSpec
 from harness.spec.model import first_in_words
@@ -81,16 +81,15 @@ class CampaignFolder:
         with storage_errors(self.path / LOCK):
             descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            try:
-                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
-            except BlockingIOError as error:
-                holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-                raise ConflictError(
-                    f"the campaign {self.path} is in use by another harness (process {holder}).",
-                    advice="Wait for it to end, or stop it; then resume.",
-                ) from error
-            except OSError as error:
-                raise storage_error(error, self.path / LOCK, "lock") from error
+            with storage_errors(self.path / LOCK, "lock"):
+                try:
+                    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
+                except BlockingIOError as error:
+                    holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
+                    raise ConflictError(
+                        f"the campaign {self.path} is in use by another harness (process {holder}).",
+                        advice="Wait for it to end, or stop it; then resume.",
+                    ) from error
             with storage_errors(self.path / LOCK):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -100,18 +99,16 @@ class CampaignFolder:
 
     def is_locked(self) -> bool:
         """Whether a harness holds the campaign; asked without taking the lock, so that nobody who starts trips over it."""
-        try:
-            descriptor = os.open(self.path / LOCK, os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise storage_error(error, self.path / LOCK, "read") from error
-        try:
-            with storage_errors(self.path / LOCK, "read"):
-                found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
-        finally:
-            os.close(descriptor)
-        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
+        with storage_errors(self.path / LOCK, "read"):
+            try:
+                descriptor = os.open(self.path / LOCK, os.O_RDONLY)
+            except FileNotFoundError:
+                return False
+            try:
+                holder = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+            finally:
+                os.close(descriptor)
+        return bool(struct.unpack(_FLOCK, holder)[0] != fcntl.F_UNLCK)
 
 
 def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> CampaignFolder:
@@ -162,12 +159,7 @@ def _claim(staging: Path, results: Path, name: str) -> Path:
 
 
 def open_folder(path: Path) -> CampaignFolder:
-    """The campaign in ``path``.
-
-    Raises:
-        ResultsPathError: there is none, or its campaign.json is not one of ours.
-        ConflictError: its campaign.yaml is not the one it began with.
-    """
+    """The campaign in ``path``. Raises ResultsPathError, and ConflictError where its campaign.yaml is not the one it began with."""
     identity = _read_identity(path)
     try:
         folder = CampaignFolder(

@@ -7,36 +7,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.spec.campaign import (
-        CampaignSpec,
-        MetricSelection,
-        Order,
-    )
+    from harness.spec.campaign import CampaignSpec, MetricSelection, Order
     from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
     from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath, SloSpec
-    from harness.spec.kubernetes import (
-        GrafanaCost,
-        KubernetesSpec,
-        PrometheusLabels,
-        PullPolicy,
-        SharingBy,
-        WorkloadKind,
-    )
+    from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, PullPolicy, SharingBy, WorkloadKind
     from harness.spec.pods import Toleration
     from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
-    from harness.spec.server import Protocol, ServerSpec
-    from harness.spec.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
-    from harness.spec.stress import Percentile, StressLoad, StressSpec
-    from harness.spec.timing import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, Timing, UntilKnown
-    from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
+    from harness.spec.server import ServerSpec
+    from harness.spec.sharing import MpsLimits, MpsSpec, Sharing
+    from harness.spec.stress import StressLoad, StressSpec
+    from harness.spec.timing import FIRST_LOOK, MOST_REPEATS, Repeats, StopWhenKnown, Timing, UntilKnown
+    from harness.spec.workload import Device, Execution, WorkloadSpec
 
 __all__ = [
     "FIRST_LOOK", "MOST_REPEATS", "Arrivals", "CampaignSpec", "CellSpec", "ConditionSpec", "Device", "Execution",
-    "ExperimentSpec", "GrafanaCost", "Interval", "KnownMetric", "KubernetesSpec", "LayerSpec", "Limits",
-    "MetricSelection", "MpsLimits", "MpsSpec", "NeighbourSpec", "OnReplicaDeath", "Order", "Percentile",
-    "Precision", "PrometheusLabels", "Protocol", "PullPolicy", "Repeats", "ScenarioKind", "ScenarioSpec",
-    "ServerSpec", "Sharing", "SharingBy", "SloSpec", "StopWhenKnown", "StressLoad", "StressSpec", "TimeSlice",
-    "Timing", "Toleration", "UntilKnown", "WorkloadKind", "WorkloadSpec",
+    "ExperimentSpec", "GrafanaCost", "KubernetesSpec", "LayerSpec", "Limits", "MetricSelection", "MpsLimits",
+    "MpsSpec", "NeighbourSpec", "OnReplicaDeath", "Order", "PullPolicy", "Repeats", "ScenarioKind", "ScenarioSpec",
+    "ServerSpec", "Sharing", "SharingBy", "SloSpec", "StopWhenKnown", "StressLoad", "StressSpec", "Timing",
+    "Toleration", "UntilKnown", "WorkloadKind", "WorkloadSpec",
 ]  # fmt: skip
 
 _MODULES = (
