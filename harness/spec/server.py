@@ -396,8 +396,8 @@ class ServerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _told_its_port(self) -> ServerSpec:
-        told = any(PORT_PLACEHOLDER in text for text in self._texts)
-        if not (told or self.url or (self.image and self.port)):
+        has_port = any(PORT_PLACEHOLDER in text for text in self._texts)
+        if not (has_port or self.url or (self.image and self.port)):
             raise ValueError(
                 f"nothing tells the server its port: say {PORT_PLACEHOLDER} in `command`, `args` or `env`, e.g. command: "
                 "[serve, --port, '{port}']; an `image` may have a `port` that it takes by itself."

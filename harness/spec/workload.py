@@ -63,23 +63,12 @@ CLOSED_LOOP_ONLY = frozenset(
 )
 MAX_BATCH = 2**20
 SERVER, STREAMING_SERVER = "server", "streaming-server"
-_NOT_OF_A_SERVER = (
-    "batch_size",
-    "precision",
-    "execution",
-    "stream_priority",
-    "checkpoint",
-    "inference_sleep_s",
-    "threads",
-    "shared_cpus",
-    "options",
-    "scenario",
-    "trace",
-)
-_NOT_OF_THE_HOSTILE = ("batch_size", "precision", "execution", "checkpoint", "scenario")
 AXES = ("batch_size", "precision", "execution")
 """Fields that may be lists; and so may every one of ``options``."""
 OPTIONS = "options"
+_NOT_OF_THE_HOSTILE = (*AXES, "checkpoint", "scenario")
+_OF_A_REPLICA = ("stream_priority", "inference_sleep_s", "threads", "shared_cpus", OPTIONS, "trace")
+_NOT_OF_A_SERVER = (*_NOT_OF_THE_HOSTILE, *_OF_A_REPLICA)
 _BEFORE_THE_VALUE = {
     "batch_size": "b",
     "epochs": "e",
