@@ -182,9 +182,7 @@ def _check_factory(workload: WorkloadSpec) -> list[Issue]:
     module = workload.factory.partition(":")[0]
     if _importable(module):
         return []
-    message = (
-        f"the workload {workload.family} is {workload.factory}, and no module {module} can be found from {Path.cwd()}."
-    )
+    message = f"the workload {workload.family} is {workload.factory}, and {Path.cwd()} finds no module {module}."
     return [
         Issue(IssueLevel.ERROR, "factory", message, "Start the harness in the folder that holds it, or set PYTHONPATH.")
     ]
@@ -214,9 +212,7 @@ def _check_quota() -> list[Issue]:
     usable, quota = len(os.sched_getaffinity(0)), Cgroup().limits().cpus
     if quota is None or quota >= usable:
         return []
-    message = (
-        f"the cgroup's quota gives {quota:g} of {usable} CPUs: whoever uses more is stopped for the rest of its period."
-    )
+    message = f"the cgroup's quota gives {quota:g} of {usable} CPUs: what uses more is throttled."
     return [Issue(IssueLevel.WARNING, "cpus", message, "Raise the quota, for numbers of the whole machine.")]
 
 
@@ -224,7 +220,5 @@ def _check_rivals() -> list[Issue]:
     load_1min, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load_1min <= BUSY_SHARE * usable:
         return []
-    message = (
-        f"other work runs on this machine (load {load_1min:.1f} on {usable} CPUs) and will be measured with yours."
-    )
+    message = f"other work runs here (load {load_1min:.1f} on {usable} CPUs) and will be measured with yours."
     return [Issue(IssueLevel.WARNING, "load", message, "Wait until it is done, for numbers to be compared.")]

@@ -144,9 +144,7 @@ def check_sharing(
     if not spec.gpus_per_replica:
         for mode in modes:
             if mode.needs_gpu:
-                message = (
-                    f"sharing {mode.sharing.value} means nothing for replicas without a GPU (gpus_per_replica: 0)."
-                )
+                message = f"sharing {mode.sharing.value} means nothing for replicas without a GPU."
                 yield refusal(message, "Use time-slicing, or ask for a GPU.")
         return
     lending = [node for node in nodes if spec.gpu_resource in resources(node)]

@@ -14,6 +14,7 @@ import itertools
 import json
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,6 +49,8 @@ class FakeCluster:
         denied: what nobody may do.
         store: the objects.
         claims: whether it has resource.k8s.io/v1, as from Kubernetes 1.34 on.
+        minor: its version, after the 1.
+        ahead_s: its clock is before this machine's.
         before: called with verb and target before a request is served; it may change objects, refuse, or break the
             connection (ConnectionError).
     """
@@ -56,6 +59,8 @@ class FakeCluster:
     denied: set[Review] = field(default_factory=set)
     store: Store = field(default_factory=Store)
     claims: bool = True
+    minor: str = "36"
+    ahead_s: float = 0.0
     before: Callable[[str, Target], None] = lambda _verb, _target: None
     _server: ThreadingHTTPServer | None = None
 
@@ -109,6 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Say nothing."""
 
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """By the clock of the cluster."""
+        return super().date_time_string((timestamp or time.time()) + self.server.cluster.ahead_s)
+
     def do_GET(self) -> None:
         self._answer()
 
@@ -122,7 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._authorise()
             if split.path == "/version":
-                self._send(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.0-fake"})
+                minor = self.server.cluster.minor
+                self._send(200, {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}"})
                 return
             if split.path == "/apis/resource.k8s.io/v1" and self.server.cluster.claims:
                 self._send(200, {"kind": "APIResourceList", "groupVersion": "resource.k8s.io/v1", "resources": []})

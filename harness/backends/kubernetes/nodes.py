@@ -155,9 +155,7 @@ def check_number(gpus: int, spec: KubernetesSpec, where: str) -> Iterator[Issue]
     expected = spec.expected_gpus
     if expected is not None and gpus != expected:
         message = f"{counted(gpus, 'GPU')} where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
-        advice = (
-            "Replicas are spread over whatever is there: narrow `kubernetes.node_selector`, or expect what there is."
-        )
+        advice = "Replicas are spread over all that is there: narrow `kubernetes.node_selector`, or expect it."
         yield Issue(IssueLevel.WARNING, "gpus", message, advice)
 
 

@@ -194,9 +194,7 @@ def _check_clock(api: KubernetesApi) -> Iterator[Issue]:
     there_s = api.server_time_s()
     skew_s = 0.0 if there_s is None else there_s - time.time()
     if abs(skew_s) > API_SKEW_S:
-        message = (
-            f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's."
-        )
+        message = f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this one's."
         yield Issue(IssueLevel.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")
 
 

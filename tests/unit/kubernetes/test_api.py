@@ -15,18 +15,12 @@ from harness.errors import BackendError, ClusterError
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.replica.server import MetricsServer, Response
 from harness.spec import KubernetesSpec
-from tests.support.fake_cluster import FakeCluster, Review
+from tests.support.fake_cluster import Review
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import eventually
 
 PODS = "/api/v1/namespaces/inference/pods"
 MAPS = "/api/v1/namespaces/inference/configmaps"
-
-
-@pytest.fixture
-def cluster():
-    with FakeCluster() as running:
-        yield running
 
 
 @pytest.fixture

@@ -1,48 +1,42 @@
 """Which GPUs replicas have by their claims, as seen: told apart, and as many on each as was asked for."""
 
+from dataclasses import replace
+
 import pytest
 
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.errors import BackendError
 from harness.sharing.dra import DRIVER, Dra
 from harness.spec import KubernetesSpec, Sharing
 from tests.support.experiments import experiment
+from tests.support.fake_cluster_store import Target
 
-SPEC = KubernetesSpec(sharing_by="dra")
+CLAIMS = Target("apis/resource.k8s.io/v1", "inference", "resourceclaims")
 
 
-class Api:
-    """Claims that have been given devices, and pods that name them."""
+@pytest.fixture
+def observed(cluster, tmp_path):
+    """The claims of some pods, by name, of claims that were given some devices, as the campaign sees them."""
+    spec = KubernetesSpec(sharing_by="dra", kubeconfig=str(cluster.write_kubeconfig(tmp_path / "kubeconfig")))
 
-    def __init__(self, given, pods):
-        self.pods = [
-            {
-                "metadata": {"name": name, "uid": name},
-                "spec": {"resourceClaims": [{"name": "gpu", "resourceClaimName": claim}]},
-            }
+    def observing(given, pods, **changes):
+        for claim, device in given.items():
+            results = [{"driver": DRIVER, "pool": "n1", "device": device}]
+            users = [{"uid": name} for name, named in pods.items() if named == claim]
+            status = {"allocation": {"devices": {"results": results}}, "reservedFor": users}
+            cluster.store.apply(CLAIMS.named(claim), {})
+            cluster.store.merge(replace(CLAIMS.named(claim), subresource="status"), {"status": status})
+        bodies = [
+            {"metadata": {"name": name, "uid": name}, "spec": {"resourceClaims": [{"resourceClaimName": claim}]}}
             for name, claim in pods.items()
         ]
-        self.claims = [
-            {
-                "metadata": {"name": claim},
-                "status": {
-                    "allocation": {"devices": {"results": [{"driver": DRIVER, "pool": "n1", "device": device}]}},
-                    "reservedFor": [{"uid": name} for name, named in pods.items() if named == claim],
-                },
-            }
-            for claim, device in given.items()
-        ]
+        asked = experiment(sharing=Sharing.TIME_SLICING, replicas=len(pods), **changes)
+        return [pod.claim for pod in Dra(spec).observe(KubernetesApi(spec), asked, [], bodies, [{}] * len(pods))]
 
-    def list(self, path, **_):
-        return self.claims if path.endswith("resourceclaims") else []
+    return observing
 
 
-def observed(given, pods, **changes):
-    api = Api(given, pods)
-    asked = experiment(sharing=Sharing.TIME_SLICING, replicas=len(pods), **changes)
-    return [pod.claim for pod in Dra(SPEC).observe(api, asked, [], api.pods, [{}] * len(pods))]
-
-
-def test_replicas_of_two_claims_are_on_two_gpus():
+def test_replicas_of_two_claims_are_on_two_gpus(observed):
     pods = {"a": "x-gpu0", "b": "x-gpu1", "c": "x-gpu0"}
     assert observed({"x-gpu0": "gpu-4", "x-gpu1": "gpu-2"}, pods, gpus=2) == ["x-gpu0", "x-gpu1", "x-gpu0"]
     assert observed({"x": "gpu-0"}, {"a": "x"}, gpus=2) == ["x"]
@@ -68,6 +62,6 @@ def test_replicas_of_two_claims_are_on_two_gpus():
         ),
     ],
 )
-def test_one_gpu_twice_or_unevenly_is_not_believed(given, pods, why):
+def test_one_gpu_twice_or_unevenly_is_not_believed(observed, given, pods, why):
     with pytest.raises(BackendError, match=why):
         observed(given, pods, gpus=2)

@@ -1,26 +1,33 @@
 """What preflight says of a cluster: each finding in the object's own words, and none where nothing is wrong."""
 
+import base64
 import hashlib
+import json
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from harness.backends.kubernetes import files, monitoring, preflight
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes
 from harness.backends.kubernetes.probe import seconds
-from harness.backends.kubernetes.rights import REVIEWS
 from harness.campaign.plan import expand
 from harness.errors import ClusterError, IssueLevel, PrometheusError, PrometheusUnavailableError
 from harness.sharing import dra
 from harness.sharing.node import takes
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from tests.support.experiments import campaign, experiment, neighbour
-from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_admission import furnish
+from tests.support.fake_cluster import TOKEN, FakeCluster, Review
+from tests.support.fake_cluster_store import Store, parse_path
 
 ERROR, WARNING = IssueLevel.ERROR, IssueLevel.WARNING
 GPU = "nvidia.com/gpu"
 QUOTAS = "/api/v1/namespaces/inference/resourcequotas"
+NODES = "/api/v1/nodes"
 IMAGE = "localhost/gpu-sharing-harness/workload:1.0"
 SPEC = KubernetesSpec(image=IMAGE)
 TAINT = {"key": "dedicated", "value": "x", "effect": "NoSchedule"}
@@ -53,58 +60,31 @@ def pod(name, gpus, where="n1", *, phase="Running", labels=None, init=0):
     }
 
 
-class Api:
-    """Answers from a dictionary; what is not there is 404, what is refused is 403."""
+@pytest.fixture
+def serve(cluster, tmp_path):
+    """Who asks a cluster with these objects, by path: an account that may not do or read some things."""
 
-    def __init__(self, objects=None, *, forbidden=(), refused=(), skew_s=0.0, token_lasts_s=None):
-        self.objects = {
-            "/api/v1/nodes": {"items": [node()]},
-            "/api/v1/pods": {"items": []},
-            QUOTAS: {"items": []},
-            "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.2"},
-            **(objects or {}),
-        }
-        self.forbidden, self.refused, self.skew_s = set(forbidden), set(refused), skew_s
-        self.token_lasts_s = token_lasts_s
-        self.patches = []
+    def serving(objects=None, *, forbidden=(), refused=(), skew_s=0.0, token_lasts_s=None, claims=False, minor="36"):
+        cluster.store, cluster.claims, cluster.minor, cluster.ahead_s = Store(), claims, minor, skew_s
+        furnish(cluster.store)
+        for path, item in {NODES: node(), **(objects or {})}.items():
+            for each in item if isinstance(item, list) else [item]:
+                put(cluster.store, parse_path(path), each)
+        targets = [parse_path(path) for path in refused]
+        cluster.denied = {Review("get" if target.name else "list", target.resource) for target in targets}
+        cluster.denied |= {Review(*words.split()) for words in forbidden}
+        end = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + (token_lasts_s or 0)}).encode()).decode()
+        cluster.token = f"a.{end.rstrip('=')}.b" if token_lasts_s else TOKEN
+        return KubernetesApi(KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(tmp_path / "kubeconfig"))))
 
-    def get(self, path, query=None):
-        del query
-        if path in self.refused:
-            raise ClusterError(f"you may not read {path}.", status=403)
-        if path not in self.objects:
-            raise ClusterError(f"there is no {path}.", status=404)
-        return self.objects[path]
+    return serving
 
-    def find(self, path, query=None):
-        return self.get(path, query) if path in self.objects or path in self.refused else None
 
-    def list(self, path, *, labels="", fields=""):
-        del labels, fields
-        return self.get(path)["items"]
-
-    def create(self, path, body, *, dry_run=False):
-        if dry_run:
-            return body  # tests of admission are test_admission's
-        assert path == REVIEWS
-        asked = body["spec"]["resourceAttributes"]
-        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
-        return {"status": {"allowed": f"{asked['verb']} {resource}" not in self.forbidden}}
-
-    def patch(self, path, body):
-        self.patches.append((path, body))
-        merged = self.objects[path]
-        merged["spec"] |= body.get("spec", {})
-        notes = merged["metadata"].setdefault("annotations", {})
-        notes |= body["metadata"]["annotations"]
-        merged["metadata"]["annotations"] = {key: value for key, value in notes.items() if value is not None}
-        return merged
-
-    def server_time_s(self):
-        return time.time() + self.skew_s
-
-    def token_ends_s(self):
-        return self.token_lasts_s and time.time() + self.token_lasts_s
+def put(store, target, item):
+    at = target.named(target.name or item["metadata"]["name"])
+    store.apply(at, item)
+    if "status" in item:
+        store.merge(replace(at, subresource="status"), {"status": item["status"]})
 
 
 class NoPrometheus:
@@ -131,25 +111,24 @@ def gpu_findings(nodes, pods, replicas=8, spec=SPEC):
     return list(check_gpus(nodes, pods, spec, replicas, "mine"))
 
 
-def test_a_cluster_that_is_fit_gets_no_remark():
-    assert findings(Api()) == {}
+def test_a_cluster_that_is_fit_gets_no_remark(serve):
+    assert findings(serve()) == {}
 
 
-def test_of_a_cluster_whose_only_node_is_cordoned_nothing_is_said_of_its_gpus():
+def test_of_a_cluster_whose_only_node_is_cordoned_nothing_is_said_of_its_gpus(serve):
     one = node(cordoned=True)
     switching = SPEC.model_copy(update={"device_plugin_configs": "nvidia/configs"})
-    api = Api({"/api/v1/nodes": {"items": [one]}, "/api/v1/namespaces/nvidia/configmaps/configs": {"data": {}}})
+    api = serve({NODES: one, "/api/v1/namespaces/nvidia/configmaps/configs": {"data": {}}})
     for spec in (SPEC, switching):
         assert {check for check, severity in findings(api, spec) if severity is ERROR} == {"nodes"}
 
 
 @pytest.mark.parametrize("status", [None, 503, 401])
 def test_an_api_server_that_does_not_answer_or_knows_us_no_more_is_away(status):
-    class Nobody(Api):
-        def list(self, *_, **__):
-            raise ClusterError("no.", advice="Is it running?", status=status)
+    def refuse(_path):
+        raise ClusterError("no.", advice="Is it running?", status=status)
 
-    [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
+    [found] = preflight.check(SimpleNamespace(list=refuse), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
     assert (found.check, found.severity, found.advice, found.away) == ("cluster", ERROR, "Is it running?", True)
 
 
@@ -179,8 +158,8 @@ class RestartingPrometheus(NoPrometheus):
 
 
 @pytest.mark.parametrize(("server", "away"), [(NoPrometheus, False), (RestartingPrometheus, True)])
-def test_a_prometheus_that_does_not_answer_is_away_and_one_that_refuses_is_not(server, away):
-    [found] = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=server)
+def test_a_prometheus_that_does_not_answer_is_away_and_one_that_refuses_is_not(serve, server, away):
+    [found] = preflight.check(serve(), SPEC, [], campaign_id="mine", prometheus=server)
     assert (found.check, found.severity, found.away) == ("prometheus", ERROR, away)
     assert "cannot be reached" in found.message
 
@@ -205,8 +184,8 @@ def restarted(node):
         ([node(taints=[TAINT])], False),
     ],
 )
-def test_nodes_and_gpus_that_went_away_may_come_back_and_too_few_are_too_few(nodes, away):
-    api = Api({"/api/v1/nodes": {"items": nodes}})
+def test_nodes_and_gpus_that_went_away_may_come_back_and_too_few_are_too_few(serve, nodes, away):
+    api = serve({NODES: nodes})
     plan = list(expand(campaign(replicas=[8])))
     found = preflight.check(api, SPEC, plan, campaign_id="mine", prometheus=RestartingPrometheus)
     errors = [one for one in found if one.severity is ERROR and one.check != "prometheus"]
@@ -290,21 +269,21 @@ def test_more_replicas_than_slices(gpus, replicas, each, said):
     assert all(said in one.message for one in found)
 
 
-def test_neighbours_need_slices_too():
+def test_neighbours_need_slices_too(serve):
     beside = ConditionSpec(name="beside", neighbours=[neighbour(replicas=2)])
-    api = Api({"/api/v1/nodes": {"items": [node(gpus=4)]}})
+    api = serve({NODES: node(gpus=4)})
 
     told = findings(api, experiments=[experiment(replicas=3, condition=beside)])
 
     assert "5 replicas need 5 nvidia.com/gpu, and there is room for 4" in told["gpus", ERROR]
 
 
-def test_what_replicas_reserve_is_counted_against_the_nodes():
+def test_what_replicas_reserve_is_counted_against_the_nodes(serve):
     reserves = SPEC.model_copy(update={"reserve": {"cpu": "4"}})
-    found = findings(Api(), reserves, [experiment(replicas=5)])
+    found = findings(serve(), reserves, [experiment(replicas=5)])
     assert "5 pods reserve 4 of cpu each (tiny), and there is room for 4: n1 has 16 of cpu" in found["room", ERROR]
-    assert not [check for check, _ in findings(Api(), reserves, [experiment(replicas=4)]) if check == "room"]
-    unreadable = Api(refused={"/api/v1/pods"})
+    assert not [check for check, _ in findings(serve(), reserves, [experiment(replicas=4)]) if check == "room"]
+    unreadable = serve(refused={"/api/v1/pods"})
     assert "not checked" in findings(unreadable, reserves, [experiment(replicas=4)])["room", WARNING]
     assert ("room", WARNING) not in findings(unreadable, SPEC, [experiment(replicas=4)]), "nobody had to ask"
 
@@ -333,17 +312,17 @@ def test_two_gpus_where_one_was_expected():
     assert gpu_findings([two], [], spec=KubernetesSpec(expected_gpus=None)) == []
 
 
-def test_rights_that_lack_are_all_in_one_sentence():
-    found = findings(Api(forbidden=["create deployments", "get pods/log"]))
+def test_rights_that_lack_are_all_in_one_sentence(serve):
+    found = findings(serve(forbidden=["create deployments", "get pods/log"]))
     assert found == {
         ("rights", ERROR): "this account may not: create deployments in inference; get pods/log in inference."
     }
-    assert findings(Api(forbidden=["create deployments"]), KubernetesSpec(image=IMAGE, kind="job")) == {}
+    assert findings(serve(forbidden=["create deployments"]), KubernetesSpec(image=IMAGE, kind="job")) == {}
 
 
 @pytest.mark.parametrize("minor", ["28+", "8"])
-def test_a_cluster_that_is_too_old_for_jobs_is_named_before_anything_starts(minor):
-    api = Api({"/version": {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}"}})
+def test_a_cluster_that_is_too_old_for_jobs_is_named_before_anything_starts(serve, minor):
+    api = serve(minor=minor)
     job = KubernetesSpec(image=IMAGE, kind="job")
     asked = running_already("http://engine:8000")
 
@@ -358,11 +337,11 @@ def running_already(url, **server):
     return experiment(replicas=1).model_copy(update={"workload": workload})
 
 
-def test_what_asks_a_server_that_runs_already_needs_jobs_and_files_need_config_maps(tmp_path):
+def test_what_asks_a_server_that_runs_already_needs_jobs_and_files_need_config_maps(serve, tmp_path):
     asked = running_already("http://engine:8000", requests={"file": str(tmp_path / "texts.jsonl")})
     (tmp_path / "texts.jsonl").write_text('{"prompt": "a"}\n')
 
-    found = findings(Api(forbidden=["create jobs", "delete configmaps"]), experiments=[asked])
+    found = findings(serve(forbidden=["create jobs", "delete configmaps"]), experiments=[asked])
 
     assert found["rights", ERROR] == ("this account may not: create jobs in inference; delete configmaps in inference.")
 
@@ -374,7 +353,7 @@ def test_what_asks_a_server_that_runs_already_needs_jobs_and_files_need_config_m
         ('{"prompt": "much"}', "are larger than 0.016 MB when compressed, and no more is carried into a pod"),
     ],
 )
-def test_a_file_that_cannot_be_read_or_carried_is_refused(tmp_path, monkeypatch, text, said):
+def test_a_file_that_cannot_be_read_or_carried_is_refused(serve, tmp_path, monkeypatch, text, said):
     path = tmp_path / "texts.jsonl"
     path.write_text(text)
     if "much" in text:
@@ -382,10 +361,12 @@ def test_a_file_that_cannot_be_read_or_carried_is_refused(tmp_path, monkeypatch,
         path.write_text("".join(f'{{"prompt": "{hashlib.sha512(str(n).encode()).hexdigest()}"}}\n' for n in range(400)))
     asked = running_already("http://engine:8000", requests={"file": str(path)})
 
-    assert said in findings(Api(), experiments=[asked])["server", ERROR]
+    assert said in findings(serve(), experiments=[asked])["server", ERROR]
 
 
-def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it_is_another(tmp_path, monkeypatch):
+def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it_is_another(
+    serve, tmp_path, monkeypatch
+):
     compressed, compress = [], files.gzip.compress
     monkeypatch.setattr(files.gzip, "compress", lambda data, **how: compressed.append(data) or compress(data, **how))
     path = tmp_path / "texts.jsonl"
@@ -393,7 +374,7 @@ def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it
     asked = running_already("http://engine:8000", requests={"file": str(path)})
 
     for attempt in ("one", "two"):
-        assert ("server", ERROR) not in findings(Api(), experiments=[asked])
+        assert ("server", ERROR) not in findings(serve(), experiments=[asked])
         [carried] = files.carried(asked.workload.server, SPEC, attempt, {})
     assert compressed == [b'{"prompt": "a"}\n']
 
@@ -403,34 +384,35 @@ def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it
     assert other.body["binaryData"] != carried.body["binaryData"]
 
 
-def test_what_may_not_be_read_is_said_not_to_be_checked():
-    found = findings(Api(refused=["/api/v1/pods", QUOTAS]))
+def test_what_may_not_be_read_is_said_not_to_be_checked(serve):
+    found = findings(serve(refused=["/api/v1/pods", QUOTAS]))
+    lacking = found.pop(("rights", ERROR))
+    assert lacking == "this account may not: list pods in inference."
     assert set(found) == {("gpus", WARNING), ("quota", WARNING)}
-    assert all(message.startswith("not checked: you may not read") for message in found.values())
-    assert ("nodes", WARNING) in findings(Api(refused=["/api/v1/nodes"]))
+    assert all(message.startswith("not checked: tester may not list") for message in found.values())
+    assert ("nodes", WARNING) in findings(serve(refused=[NODES]))
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
-def test_a_queue_is_looked_for_by_its_name(version):
+def test_a_queue_is_looked_for_by_its_name(serve, version):
     waiting = KubernetesSpec(image=IMAGE, kind="job", queue_name="gpus")
     queue = {f"/apis/kueue.x-k8s.io/{version}/namespaces/inference/localqueues/gpus": {"spec": {}}}
-    assert findings(Api(queue), waiting) == {}
-    assert set(findings(Api(), waiting)) == {("queue", ERROR)}
+    assert findings(serve(queue), waiting) == {}
+    assert set(findings(serve(), waiting)) == {("queue", ERROR)}
 
 
-def test_a_token_that_ends_within_the_planned_time_is_told_before_it_is_spent():
+def test_a_token_that_ends_within_the_planned_time_is_told_before_it_is_spent(serve):
     hour = experiment(timing={"step_s": 5, "stabilise_s": 60, "record_s": 3540, "cooldown_s": 0})
-    after_half = Api(token_lasts_s=5430)
-
-    assert findings(Api(token_lasts_s=7300), experiments=[hour, hour]) == findings(Api(), experiments=[hour, hour])
+    assert findings(serve(token_lasts_s=7300), experiments=[hour, hour]) == findings(serve(), experiments=[hour, hour])
+    after_half = serve(token_lasts_s=5430)
     said = findings(after_half, experiments=[hour, hour])["token", WARNING]
     assert "UTC, in 90 min, and what is planned takes 120 min." in said
     assert ("token", WARNING) not in findings(after_half, experiments=[hour])
-    assert "in 0 min" in findings(Api(token_lasts_s=-5), experiments=[hour])["token", WARNING]
+    assert "in 0 min" in findings(serve(token_lasts_s=-5), experiments=[hour])["token", WARNING]
 
 
-def test_clocks_that_differ():
-    assert "60 s behind" in findings(Api(skew_s=-60))["clock", WARNING]
+def test_clocks_that_differ(serve):
+    assert "60 s behind" in findings(serve(skew_s=-60))["clock", WARNING]
 
 
 @pytest.mark.parametrize(
@@ -451,10 +433,10 @@ def test_the_image(spec, images, severity):
     assert [one.severity for one in found] == ([severity] if severity else [])
 
 
-def test_the_image_of_a_layers_library_is_looked_at_too():
+def test_the_image_of_a_layers_library_is_looked_at_too(serve):
     layer = LayerSpec(preload="/opt/hook.so", preload_image="registry.example/hook:latest")
     hooked = experiment(condition=ConditionSpec(name="hooked", layer=layer))
-    api = Api({"/api/v1/nodes": {"items": [node()]}})
+    api = serve()
 
     assert findings(api, experiments=[hooked])["image", WARNING].startswith("registry.example/hook:latest may")
 
@@ -466,36 +448,36 @@ def deployment(replicas):
 GRAFANA = monitoring.grafana_path(SPEC)
 
 
-def test_grafana_gets_back_what_it_had():
-    api = Api({GRAFANA: deployment(2)})
+def test_grafana_gets_back_what_it_had(serve):
+    api = serve({GRAFANA: deployment(2)})
     assert "is scaled down to 0" in monitoring.quiet_grafana(api, SPEC, "mine")[0]
-    assert api.objects[GRAFANA]["spec"]["replicas"] == 0
+    assert api.get(GRAFANA)["spec"]["replicas"] == 0
     assert monitoring.quiet_grafana(api, SPEC, "mine") == []
     assert "has its replicas again" in monitoring.restore_grafana(api, SPEC)[0]
-    assert api.objects[GRAFANA]["spec"]["replicas"] == 2
-    assert api.objects[GRAFANA]["metadata"]["annotations"] == {}
+    assert api.get(GRAFANA)["spec"]["replicas"] == 2
+    assert api.get(GRAFANA)["metadata"].get("annotations", {}) == {}
     assert monitoring.restore_grafana(api, SPEC) == []
 
 
-def test_grafana_that_somebody_scaled_up_meanwhile_stays_as_it_is():
-    api = Api({GRAFANA: deployment(2)})
+def test_grafana_that_somebody_scaled_up_meanwhile_stays_as_it_is(serve):
+    api = serve({GRAFANA: deployment(2)})
     monitoring.quiet_grafana(api, SPEC, "mine")
-    api.objects[GRAFANA]["spec"]["replicas"] = 5
+    api.patch(GRAFANA, {"spec": {"replicas": 5}})
     assert monitoring.restore_grafana(api, SPEC) == []
-    assert (api.objects[GRAFANA]["spec"]["replicas"], api.objects[GRAFANA]["metadata"]["annotations"]) == (5, {})
+    assert (api.get(GRAFANA)["spec"]["replicas"], api.get(GRAFANA)["metadata"]["annotations"]) == (5, {})
 
 
-def test_no_grafana_and_one_that_may_not_be_touched():
-    assert monitoring.quiet_grafana(Api(), SPEC, "mine") == monitoring.restore_grafana(Api(), SPEC) == []
-    [sentence] = monitoring.quiet_grafana(Api(refused=[GRAFANA]), SPEC, "mine")
+def test_no_grafana_and_one_that_may_not_be_touched(serve):
+    assert monitoring.quiet_grafana(serve(), SPEC, "mine") == monitoring.restore_grafana(serve(), SPEC) == []
+    [sentence] = monitoring.quiet_grafana(serve(refused=[GRAFANA]), SPEC, "mine")
     assert "was not scaled down" in sentence
-    assert "--replicas=1" in monitoring.restore_grafana(Api(refused=[GRAFANA]), SPEC)[0]
-    found = findings(Api(forbidden=["patch deployments"]), KubernetesSpec(image=IMAGE, kind="job"))
+    assert "--replicas=1" in monitoring.restore_grafana(serve(refused=[GRAFANA]), SPEC)[0]
+    found = findings(serve(forbidden=["patch deployments"]), KubernetesSpec(image=IMAGE, kind="job"))
     assert "may not scale monitoring/grafana down" in found["rights", WARNING]
 
 
-def test_grafana_that_is_left_running_is_a_cost():
-    api = Api({GRAFANA: deployment(1)})
+def test_grafana_that_is_left_running_is_a_cost(serve):
+    api = serve({GRAFANA: deployment(1)})
     found = findings(api, KubernetesSpec(image=IMAGE, grafana="leave"))
     assert "runs beside the measurement: what it costs is not known" in found["grafana", WARNING]
     assert monitoring.quiet_grafana(api, KubernetesSpec(grafana="leave"), "mine") == []
@@ -508,11 +490,11 @@ def test_durations(text, value):
     assert seconds(text) == value
 
 
-def test_claims_need_an_api_server_that_has_them():
+def test_claims_need_an_api_server_that_has_them(serve):
     spec = SPEC.model_copy(update={"sharing_by": SharingBy.DRA})
-    assert findings(Api(), spec) == {("claims", ERROR): "the API server has no resource.k8s.io/v1."}
-    seen = {dra.API: {}, dra.SLICES: {"items": []}, dra.CLAIMS: {"items": []}}
-    assert findings(Api(seen), spec, [experiment()]) == {
+    assert findings(serve(), spec) == {("claims", ERROR): "the API server has no resource.k8s.io/v1."}
+    classes = {f"{dra.API}/deviceclasses/{dra.GPU_CLASS}": {}}
+    assert findings(serve(classes, claims=True), spec, [experiment()]) == {
         ("claims", ERROR): "the ResourceSlices of gpu.nvidia.com list no GPU on n1."
     }
 

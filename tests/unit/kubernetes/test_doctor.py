@@ -14,7 +14,7 @@ from harness.errors import UsageError
 from harness.replica.server import MetricsServer, Response
 from harness.spec import KubernetesSpec
 from tests.support import fake_admission, schemas
-from tests.support.fake_cluster import FakeCluster, Review
+from tests.support.fake_cluster import Review
 
 CAMPAIGN = """
 name: mine
@@ -40,12 +40,6 @@ def prometheus():
         return answer({"resultType": "vector", "result": [{"metric": {}, "value": [0, str(time.time())]}]})
 
     return {"/api/v1/targets": lambda: answer({"activeTargets": []}), "/api/v1/query": now}
-
-
-@pytest.fixture
-def cluster():
-    with FakeCluster() as running:
-        yield running
 
 
 @pytest.fixture

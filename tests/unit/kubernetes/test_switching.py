@@ -16,7 +16,7 @@ from harness.sharing.cluster import SWITCHED, SwitchedPlugin
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
 from tests.support.experiments import experiment, neighbour
-from tests.support.fake_cluster import FakeCluster, Review
+from tests.support.fake_cluster import Review
 from tests.support.fake_cluster_store import Refusal, Target
 from tests.unit.kubernetes.test_cluster_preflight import NoPrometheus
 
@@ -39,15 +39,9 @@ class StillClock:
 
 
 @pytest.fixture
-def cluster():
-    with FakeCluster() as running:
-        data = {name: yaml.safe_dump(config) for name, config in CONFIGS.items()} | {"README": "about: this"}
-        running.store.create(MAP, {"metadata": {"name": "plugin"}, "data": data})
-        yield running
-
-
-@pytest.fixture
 def plugin(cluster):
+    data = {name: yaml.safe_dump(config) for name, config in CONFIGS.items()} | {"README": "about: this"}
+    cluster.store.create(MAP, {"metadata": {"name": "plugin"}, "data": data})
     cluster.before = DevicePlugin(cluster)
     return cluster.before
 
@@ -386,7 +380,8 @@ def test_what_is_no_configuration_for_the_resource_is_no_choice(here, plugin):
     assert device_plugin.read(here.api.find, spec) == [device_plugin.Configuration("one slice", EXCLUSIVE, 1)]
 
 
-def test_no_gpu_anywhere_is_an_error(here, cluster):
+def test_no_gpu_anywhere_is_an_error(here, cluster, plugin):
+    cluster.store.delete(plugin.at, {"gracePeriodSeconds": 0})
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     cluster.store.create(NODES, {"metadata": {"name": "n2"}, "spec": {}})
     cluster.store.merge(Target("api/v1", "", "nodes", "n2", "status"), {"status": ready})

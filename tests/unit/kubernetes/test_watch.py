@@ -8,16 +8,9 @@ import pytest
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.watch import Watcher
 from harness.spec import KubernetesSpec
-from tests.support.fake_cluster import FakeCluster
 from tests.support.faulty_proxy import FaultyProxy
 
 PODS = "/api/v1/namespaces/inference/pods"
-
-
-@pytest.fixture
-def cluster():
-    with FakeCluster() as running:
-        yield running
 
 
 @pytest.fixture
