@@ -53,7 +53,12 @@ def trace(request: Callable[[], object], folder: Path) -> dict[str, Any]:
     profiler.export_chrome_trace(str(folder / TRACE_FILE))
     with gzip.open(folder / TRACE_FILE, "rt", encoding="utf-8") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    top = _per_request(top_kernels(events) or _top_operators(profiler), requests)
+    # Without what they call; the longest first.
+    operators = sorted(
+        ((event.key, event.count, float(event.self_cpu_time_total)) for event in profiler.key_averages()),
+        key=lambda row: -row[2],
+    )
+    top = _per_request(top_kernels(events) or operators, requests)
     facts = {"requests": requests, "request_s": wall_s / requests, "allocated_peak_bytes": allocated, "top": top}
     if not any(event.get("cat") == "kernel" for event in events):
         return {**facts, "absent": "the trace holds no kernel" if gpu else "the workload ran without a GPU"}
@@ -140,12 +145,6 @@ def top_kernels(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, flo
         if event.get("cat") in _DEVICE:
             times_us[event["name"]].append(float(event["dur"]))
     return sorted(((name, len(times), sum(times)) for name, times in times_us.items()), key=lambda row: -row[2])
-
-
-def _top_operators(profiler: Any) -> list[tuple[str, int, float]]:
-    """The same of torch's operators on the CPU, without what they call."""
-    rows = [(event.key, event.count, float(event.self_cpu_time_total)) for event in profiler.key_averages()]
-    return sorted(rows, key=lambda row: -row[2])
 
 
 def _per_request(rows: Sequence[tuple[str, int, float]], requests: int) -> list[list[Any]]:

@@ -131,8 +131,11 @@ class Replica:
             "/metrics": lambda: Response(200, self._metrics.render(), CONTENT_TYPE),
             "/health": self._answer_health,
             "/status": self._answer_status,
-            "/latencies": self._answer_latencies,
-            "/services": self._answer_services,
+            "/latencies": lambda: _log_of(self._log, b"no REPLICA_DIR is set, so no latencies are kept\n"),
+            "/services": lambda: _log_of(
+                self._frontend.service_log if self._frontend else None,
+                b"no service times are kept beside the latencies in the closed loop\n",
+            ),
             "/finish": self._answer_finish,
             **{f"/{route}": functools.partial(self._answer_file, name) for route, name in FILES_OF_LOAD.items()},
         }
@@ -273,13 +276,6 @@ class Replica:
 
     def _answer_status(self) -> Response:
         return Response(200, self._status.render(**self._outcome()), "application/json")
-
-    def _answer_latencies(self) -> Response:
-        return _log_of(self._log, b"no REPLICA_DIR is set, so no latencies are kept\n")
-
-    def _answer_services(self) -> Response:
-        log = self._frontend.service_log if self._frontend else None
-        return _log_of(log, b"no service times are kept beside the latencies in the closed loop\n")
 
     def _answer_finish(self) -> Response:
         """Serve no more, and stay to be asked for what was written. A GET: the harness may send pods nothing else."""

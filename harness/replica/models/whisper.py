@@ -77,14 +77,15 @@ _ATTENTION = {"key": "k_proj", "value": "v_proj", "query": "q_proj", "out": "out
 class WhisperLayer(nn.Module):
     """Attentions, each with its norm before it, and a feed-forward."""
 
+    attentions: tuple[str, ...] = ("self_attn",)
     self_attn: Attention
     self_attn_layer_norm: nn.LayerNorm
     encoder_attn: Attention
     encoder_attn_layer_norm: nn.LayerNorm
 
-    def __init__(self, shape: WhisperShape, *attentions: str) -> None:
+    def __init__(self, shape: WhisperShape) -> None:
         super().__init__()
-        for name in attentions:
+        for name in self.attentions:
             self.add_module(name, Attention(shape.width, shape.heads, _ATTENTION, key_bias=False))
             self.add_module(f"{name}_layer_norm", nn.LayerNorm(shape.width))
         self.fc1 = Linear(shape.width, shape.hidden)
@@ -99,9 +100,6 @@ class WhisperLayer(nn.Module):
 
 class EncoderLayer(WhisperLayer):
     """Self-attention over the whole clip, and a feed-forward."""
-
-    def __init__(self, shape: WhisperShape) -> None:
-        super().__init__(shape, "self_attn")
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, 1500, width] -> [B, 1500, width]."""
@@ -140,8 +138,7 @@ class Memory:
 class DecoderLayer(WhisperLayer):
     """Attention to the text so far and to the clip, and a feed-forward."""
 
-    def __init__(self, shape: WhisperShape) -> None:
-        super().__init__(shape, "self_attn", "encoder_attn")
+    attentions = ("self_attn", "encoder_attn")
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor, text: Tensor, clip: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]; writes the keys and values of ``positions`` [T] into ``text``."""
