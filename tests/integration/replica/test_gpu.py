@@ -24,6 +24,10 @@ TRAINING = tuple(name for name in registry.BUILTIN if name.endswith("-training")
 TINY = {"model_size": "tiny"}
 
 
+def load(**settings):
+    return registry.load(Settings(**settings))
+
+
 def answers(workload) -> list[torch.Tensor]:
     """What the workload says to each batch of its pool, twice over: replays must not remember."""
     with workload.serving():
@@ -44,8 +48,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("execution", ["cuda-graph", "compiled"])
 def test_every_way_to_run_gives_the_answers_of_eager_on_the_cpu(name, execution):
     def made(device, execution):
-        settings = Settings(workload=name, device=device, execution=execution, batch_size=2, options=TINY)
-        return registry.load(settings)
+        return load(workload=name, device=device, execution=execution, batch_size=2, options=TINY)
 
     expected = answers(made("cpu", "eager"))
     assert_same(answers(made("cuda", "eager")), expected)
@@ -56,14 +59,14 @@ def test_every_way_to_run_gives_the_answers_of_eager_on_the_cpu(name, execution)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_the_base_size_is_the_same_eagerly_and_as_a_graph(name, precision):
     def made(execution):
-        return registry.load(Settings(workload=name, device="cuda", execution=execution, precision=precision))
+        return load(workload=name, device="cuda", execution=execution, precision=precision)
 
     assert_same(answers(made("cuda-graph")), answers(made("eager")))
 
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_inputs_are_page_locked_and_facts_name_the_gpu(name):
-    workload = registry.load(Settings(workload=name, device="cuda", options=TINY))
+    workload = load(workload=name, device="cuda", options=TINY)
     assert all(batch.is_pinned() for batch in workload.pool)
     facts = workload.describe()
     assert facts["device"] == "cuda"
@@ -79,8 +82,7 @@ def test_inputs_are_page_locked_and_facts_name_the_gpu(name):
 def test_images_that_are_fed_in_bytes_get_the_answers_of_the_cpu(execution, fold):
     def made(device, execution):
         options = {"model_size": "tiny", "input": "host-uint8", "source_pixels": 48, "channels_last": True}
-        settings = Settings(device=device, execution=execution, batch_size=8, options=options | {"fold_norms": fold})
-        return registry.load(settings)
+        return load(device=device, execution=execution, batch_size=8, options=options | {"fold_norms": fold})
 
     workloads = made("cpu", "eager"), made("cuda", execution)
     found = []
@@ -96,7 +98,7 @@ def test_jpegs_that_nvjpeg_decodes_are_those_that_pillow_decodes(scenario):
     pytest.importorskip("torchvision")
     options = {"model_size": "tiny", "input": "jpeg", "source_pixels": 64, "channels_last": True}
     given = ScenarioSpec.model_validate_json(scenario) if scenario else None
-    workload = registry.load(Settings(device="cuda", batch_size=8, options=options, scenario=given))
+    workload = load(device="cuda", batch_size=8, options=options, scenario=given)
     by_pillow = image_input.decoder(torch.device("cpu"))
     expected = [image_input.encoded(batch, by_pillow).decoded() for batch in workload.pool]
 
@@ -117,9 +119,7 @@ def test_images_that_come_when_they_come_get_the_answers_of_the_cpu_while_others
     def made(device, execution):
         options = {"model_size": "tiny", "input": "host-uint8", "channels_last": True}
         scenario = ScenarioSpec(kind="server", rate=1)
-        return registry.load(
-            Settings(device=device, execution=execution, batch_size=8, options=options, scenario=scenario)
-        )
+        return load(device=device, execution=execution, batch_size=8, options=options, scenario=scenario)
 
     found = []
     for workload in made("cpu", "eager"), made("cuda", execution):
@@ -135,16 +135,16 @@ def test_images_that_come_when_they_come_get_the_answers_of_the_cpu_while_others
 
 def test_few_threads_copy_beside_a_gpu_unless_others_are_asked_for():
     torch.set_num_threads(os.cpu_count())
-    registry.load(Settings(device="cuda", options=TINY))
+    load(device="cuda", options=TINY)
     assert torch.get_num_threads() == min(4, os.cpu_count())
-    registry.load(Settings(device="cuda", options=TINY, torch_threads=2))
+    load(device="cuda", options=TINY, torch_threads=2)
     assert torch.get_num_threads() == 2
 
 
 def test_a_gpu_s_convolutions_are_fused_and_change_no_answer():
     def made(*, fold):
         options = {"channels_last": True, "fold_norms": fold, "input": "device"}
-        return registry.load(Settings(device="cuda", precision="fp16", batch_size=8, options=options))
+        return load(device="cuda", precision="fp16", batch_size=8, options=options)
 
     plain, folded = made(fold=False), made(fold=True)
     with torch.inference_mode():
@@ -158,9 +158,7 @@ def test_convolutions_in_fp8_give_about_the_logits_of_the_others(execution):
     def made(device, **more):
         options = {"channels_last": True, "fold_norms": True, "fp8": True} | more
         way = execution if device == "cuda" else "eager"
-        return registry.load(
-            Settings(device=device, precision="fp16", execution=way, batch_size=3, seed=2, options=options)
-        )
+        return load(device=device, precision="fp16", execution=way, batch_size=3, seed=2, options=options)
 
     ours, computed_by_torch, plain = made("cuda"), made("cpu"), made("cuda", fp8=False)
     with torch.inference_mode():
@@ -175,14 +173,14 @@ def test_convolutions_in_fp8_give_about_the_logits_of_the_others(execution):
 def test_channels_that_the_kernel_does_not_take_are_refused():
     options = {"channels_last": True, "fold_norms": True, "fp8": True} | TINY
     with pytest.raises(SettingError, match="take the base model_size"):
-        registry.load(Settings(device="cuda", precision="fp16", options=options))
+        load(device="cuda", precision="fp16", options=options)
 
 
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_matrices_in_fp8_give_about_the_logits_of_the_others(execution, precision):
     def made(device, **options):
-        settings = Settings(
+        return load(
             workload="distilbert",
             device=device,
             precision=precision,
@@ -190,7 +188,6 @@ def test_matrices_in_fp8_give_about_the_logits_of_the_others(execution, precisio
             batch_size=4,
             options=options,
         )
-        return registry.load(settings)
 
     plain, fp8 = made("cuda"), made("cuda", fp8=True)
     with torch.inference_mode():
@@ -282,13 +279,13 @@ def test_a_kernel_that_faults_ends_its_process(start):
 
 def losses(name, steps, **changes):
     """The losses of the first steps; a graph takes its trial steps before them."""
-    workload = registry.load(Settings(workload=name, device="cuda", batch_size=8, options=TINY, **changes))
+    workload = load(workload=name, device="cuda", batch_size=8, options=TINY, **changes)
     return [workload.last_loss for _ in range(steps) if workload.infer()]
 
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_is_the_same_as_on_the_cpu(name):
-    on_cpu = registry.load(Settings(workload=name, device="cpu", batch_size=8, options=TINY))
+    on_cpu = load(workload=name, device="cpu", batch_size=8, options=TINY)
     expected = [on_cpu.last_loss for _ in range(5) if on_cpu.infer()]
     assert losses(name, 5) == pytest.approx(expected, rel=2e-2)
 
