@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.analysis import bottleneck
-from harness.analysis.bottleneck import Bottleneck, Cause
+from harness.analysis.bottleneck import BottleneckFound, Cause
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.format import DASH, number, quantity, with_interval
 from harness.analysis.metrics.catalogue import ALL
@@ -67,7 +67,7 @@ class Variant:
     estimates: Mapping[str, Estimate]
     missing: Mapping[str, str]
     failure: str
-    finding: Bottleneck | None
+    finding: BottleneckFound | None
     kernels: Sequence[Sequence[Any]] = ()
 
     @property
@@ -219,7 +219,7 @@ def _variant(cell: Cell, values: Mapping[str, Any]) -> Variant:
     )
 
 
-def _finding(estimates: Mapping[str, Estimate], missing: Mapping[str, str]) -> Bottleneck:
+def _finding(estimates: Mapping[str, Estimate], missing: Mapping[str, str]) -> BottleneckFound:
     means = {_IN_BOTTLENECK.get(name, name): estimate.mean for name, estimate in estimates.items()}
     reasons = {_IN_BOTTLENECK.get(name, name): reason for name, reason in missing.items()}
     if "gpu_power_capped" in means:

@@ -56,12 +56,16 @@ class Rule:
     following: str
 
 
-def _memory(figures: Figures) -> float:
-    return min(figures.get("gpu_dram_active_percent", 0.0) / 100 / DRAM_REACHABLE, _active(figures))
+def _share_of(*names: str) -> Callable[[Figures], float]:
+    return lambda figures: sum(figures.get(name, 0.0) for name in names)
 
 
 def _active(figures: Figures) -> float:
     return figures.get("gpu_sm_active_percent", 0.0) / 100
+
+
+def _memory(figures: Figures) -> float:
+    return min(figures.get("gpu_dram_active_percent", 0.0) / 100 / DRAM_REACHABLE, _active(figures))
 
 
 def _rest(figures: Figures) -> float:
@@ -72,24 +76,22 @@ def _rest(figures: Figures) -> float:
 
 def _launches(figures: Figures) -> float:
     """Waiting for the next kernel; and kernels too small to fill the GPU, which the same changes help."""
-    small = 0.0
-    if "gpu_sm_active_percent" in figures:
-        small = max(figures.get("kernel_busy_share", 0.0) - _active(figures), 0.0)
-    return figures.get("idle_launch_share", 0.0) + small
+    busy = figures.get("kernel_busy_share", 0.0) if "gpu_sm_active_percent" in figures else 0.0
+    return figures.get("idle_launch_share", 0.0) + max(busy - _active(figures), 0.0)
 
 
-_PERCENT = "%"
+_PERCENT, _SHARE = "%", "share"
 _SM = ("gpu_sm_active_percent", _PERCENT, "SM activity")
 _DRAM = ("gpu_dram_active_percent", _PERCENT, "memory activity")
-_BUSY = ("kernel_busy_share", "share", "of the time a kernel runs")
+_BUSY = ("kernel_busy_share", _SHARE, "of the time a kernel runs")
 
 RULES: tuple[Rule, ...] = (
     Rule(
         Cause.HOST,
         ("idle_host_share",),
-        lambda figures: figures.get("idle_host_share", 0.0),
+        _share_of("idle_host_share"),
         (
-            ("idle_host_share", "share", "of the time the GPU waits while the host does other things than launch"),
+            ("idle_host_share", _SHARE, "of the time the GPU waits while the host does other things than launch"),
             ("process_cpu_cores", "", "CPU cores busy in the process"),
             ("host_cpu_percent", _PERCENT, "of the host's CPU busy"),
         ),
@@ -99,9 +101,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.COPY,
         ("copy_in_share",),
-        lambda figures: figures.get("copy_in_share", 0.0),
+        _share_of("copy_in_share"),
         (
-            ("copy_in_share", "share", "of the time only a copy to the GPU runs"),
+            ("copy_in_share", _SHARE, "of the time only a copy to the GPU runs"),
             ("gpu_pcie_received_bytes_per_s", "bytes/s", "come over PCIe"),
         ),
         "Copy from page-locked memory on a stream of its own while the batch before computes, and send smaller numbers "
@@ -112,7 +114,7 @@ RULES: tuple[Rule, ...] = (
         ("idle_launch_share", "kernel_busy_share", "gpu_sm_active_percent"),
         _launches,
         (
-            ("idle_launch_share", "share", "of the time the next kernel is being launched"),
+            ("idle_launch_share", _SHARE, "of the time the next kernel is being launched"),
             ("kernels_per_request", "", "kernels per request"),
             ("kernel_mean_s", "s", "a kernel"),
             _SM,
@@ -139,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         ("gpu_power_cap_share", "gpu_sm_active_percent", "gpu_dram_active_percent"),
         lambda figures: _rest(figures) * figures.get("gpu_power_cap_share", 0.0),
         (
-            ("gpu_power_cap_share", "share", "of the readings at the power cap"),
+            ("gpu_power_cap_share", _SHARE, "of the readings at the power cap"),
             ("gpu_power_w", "W", "drawn"),
             ("gpu_sm_clock_mhz", "MHz", "clock of the processors"),
         ),
@@ -148,10 +150,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.SYNC,
         ("idle_sync_share", "copy_out_share"),
-        lambda figures: figures.get("idle_sync_share", 0.0) + figures.get("copy_out_share", 0.0),
+        _share_of("idle_sync_share", "copy_out_share"),
         (
-            ("idle_sync_share", "share", "of the time the GPU has run dry because the host waited for it"),
-            ("copy_out_share", "share", "of the time only a copy to the host runs"),
+            ("idle_sync_share", _SHARE, "of the time the GPU has run dry because the host waited for it"),
+            ("copy_out_share", _SHARE, "of the time only a copy to the host runs"),
         ),
         "Bring results to the host once a request and not between (no .item(), .cpu() or synchronize() inside), "
         "and have the next batch under way before this one is waited for.",
@@ -160,7 +162,7 @@ RULES: tuple[Rule, ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class BottleneckFound:
     """What holds a workload back.
 
     Attributes:
@@ -180,7 +182,7 @@ class Bottleneck:
     missing: tuple[str, ...] = ()
 
 
-def find(figures: Figures, missing: Mapping[str, str]) -> Bottleneck:
+def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
     """Name what holds a workload back.
 
     Args:
@@ -191,23 +193,24 @@ def find(figures: Figures, missing: Mapping[str, str]) -> Bottleneck:
     unknown = {rule.cause for rule in RULES if not figures.keys() >= set(rule.needs)}
     shares = {cause: None if cause in unknown and not share else share for cause, share in least.items()}
     unexplained = max(1.0 - sum(least.values()), 0.0)
-    order = sorted(least, key=lambda cause: -least[cause])
-    first = order[0]
-    rivals = [cause for cause in order[1:] if cause in unknown and least[cause] + unexplained >= least[first]]
-    lacking = _lacking([*rivals, *({first} & unknown)], figures, missing)
-    if rivals or (first in unknown and least[first] < LEAST_SHARE):
-        told = f" At least {_share(least[first])} of the time is {first}." if least[first] >= LEAST_SHARE else ""
-        return Bottleneck((), f"Cannot tell what holds it back: figures are missing.{told}", shares, missing=lacking)
-    if least[first] < LEAST_SHARE:
-        told = ", ".join(f"{cause} {_share(least[cause])}" for cause in order[:3])
-        return Bottleneck((), f"Nothing dominates: the largest shares of the time are {told}.", shares)
+    first, *others = order = sorted(least, key=lambda cause: -least[cause])
+    rivals = [cause for cause in others if cause in unknown and least[cause] + unexplained >= least[first]]
+    dominates = least[first] >= LEAST_SHARE
+    if rivals or (first in unknown and not dominates):
+        known = f" At least {_percent(least[first])} of the time is {first}." if dominates else ""
+        lacking = _lacking([*rivals, *({first} & unknown)], figures, missing)
+        return BottleneckFound(
+            (), f"Cannot tell what holds it back: figures are missing.{known}", shares, missing=lacking
+        )
+    if not dominates:
+        largest = ", ".join(f"{cause} {_percent(least[cause])}" for cause in order[:3])
+        return BottleneckFound((), f"Nothing dominates: the largest shares of the time are {largest}.", shares)
     named = tuple(cause for cause in order if least[first] - least[cause] < SAME_WITHIN and least[cause] >= LEAST_SHARE)
     rules = [rule for cause in named for rule in RULES if rule.cause == cause]
-    return Bottleneck(
+    causes = " and ".join(f"{cause} ({_percent(least[cause])} of the time)" for cause in named)
+    return BottleneckFound(
         named,
-        ("Held back alike by " if len(named) > 1 else "Held back by ")
-        + " and ".join(f"{cause} ({_share(least[cause])} of the time)" for cause in named)
-        + ".",
+        f"Held back {'alike ' if len(named) > 1 else ''}by {causes}.",
         shares,
         tuple(_evidence(rule, figures) for rule in rules),
         tuple(dict.fromkeys(rule.following for rule in rules)),
@@ -224,17 +227,15 @@ def _lacking(causes: Sequence[Cause], figures: Figures, missing: Mapping[str, st
 
 
 def _evidence(rule: Rule, figures: Figures) -> str:
-    told = [_told(figures[name], unit, words) for name, unit, words in rule.evidence if name in figures]
-    return f"{rule.cause}: {'; '.join(told)}."
+    shown = [f"{_shown(figures[name], unit)} {words}" for name, unit, words in rule.evidence if name in figures]
+    return f"{rule.cause}: {'; '.join(shown)}."
 
 
-def _told(value: float, unit: str, words: str) -> str:
-    if unit == "share":
-        return f"{_share(value)} {words}"
-    if unit == "bytes/s":
-        return f"{quantity(value, 'bytes')}/s {words}"
-    return f"{quantity(value, unit)} {words}"
+def _shown(value: float, unit: str) -> str:
+    if unit == _SHARE:
+        return _percent(value)
+    return f"{quantity(value, 'bytes')}/s" if unit == "bytes/s" else quantity(value, unit)
 
 
-def _share(value: float) -> str:
-    return f"{100 * value:.0f} %"
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -97,10 +97,10 @@ def ratio_interval(estimate: Estimate) -> str:
     return whole_interval(estimate)
 
 
-def times(estimate: Estimate) -> str:
-    """In a sentence: ``2.30 times (1.97 to 2.68)``."""
+def times(estimate: Estimate, what: str = "") -> str:
+    """In a sentence: ``2.30 times (1.97 to 2.68)``; ``what`` stands before the interval."""
     interval = ratio_interval(estimate)
-    return f"{number(estimate.mean)} times" + (f" ({interval})" if interval else "")
+    return f"{number(estimate.mean)} times" + (f" ({what}{interval})" if interval else "")
 
 
 def replicas_in_words(count: int) -> str:

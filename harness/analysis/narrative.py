@@ -1,18 +1,24 @@
-"""The answer in sentences, and everything that weakens it."""
+"""The answer in sentences: what a report says first, then all of it, and everything that weakens it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, MeasuredRun
+from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun
+from harness.analysis.client_result import read_scenarios
 from harness.analysis.comparability import gpu_names
+from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.contrast import Contrasts
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.format import clipped, number, quantity, ratio_interval, with_interval
+from harness.analysis.format import clipped, quantity, replicas_in_words, times, with_interval
+from harness.analysis.goodput import Best
+from harness.analysis.goodput import sentences as goodput_in_words
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.metrics.measured import LoadState, load_state
-from harness.analysis.statistics import Estimate
-from harness.errors import counted
+from harness.analysis.questions.condition_overhead import Interference
+from harness.analysis.questions.question import ComparisonQuery
+from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
+from harness.errors import ResultsPathError, counted
 from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
 from harness.spec.scenario import OPEN_LOOP, ScenarioKind
@@ -20,6 +26,8 @@ from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
 
 FEW_REPEATS = 3
 UNSTEADY_CV = 0.05
+MOST = 3
+"""Sentences of a headline; what there is besides stands further down."""
 MANY_DEGRADED = 5
 BEST_EFFORT = "BestEffort"
 _OF_SEVERAL = {"fairness", "jain"}
@@ -31,6 +39,109 @@ _OPEN_LOOP = (
     "come at times of their own: latency counts from the intended time, waiting included, and throughput is the rate "
     "that was sent unless replicas fell behind."
 )
+
+
+def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: Interference | None) -> list[str]:
+    """The answer to what the campaign asked, at most ``MOST`` sentences.
+
+    Args:
+        analysis: of the campaign.
+        best: of a stress campaign with an objective, the highest goodput.
+        against_first: of a campaign with conditions, what each costs.
+    """
+    if analysis.stress_series:
+        return (
+            goodput_in_words(best) or [sentence for series in analysis.stress_series for sentence in series.sentences()]
+        )[:MOST]
+    if against_first and against_first.overheads:
+        return [*against_first.worst(), *against_first.verdicts()][:MOST]
+    if analysis.progress and (asked := analysis.progress.sentences()):
+        return asked[:MOST]
+    return (_decided(analysis) or answers(analysis))[:MOST]
+
+
+def _decided(analysis: CampaignAnalysis) -> list[str]:
+    """Which sharing mode does best, a sentence per workload; nothing where one mode was measured."""
+    if len({cell.mode for cell in analysis.cells if cell.used}) < 2:
+        return []
+    comparison = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
+    found: dict[str, Choice] = {}
+    for choice in choices(comparison, ComparisonQuery()):
+        if choice.goal.name in {MOST_THROUGHPUT, LOWEST_P99}:
+            found.setdefault(choice.workload, choice)  # The throughput comes first, unless it was set.
+    return [_choice_in_words(choice) for choice in found.values()]
+
+
+def _choice_in_words(choice: Choice) -> str:
+    (mode, best), (other, runner_up) = choice.best, choice.next
+    goal = choice.goal.name.removesuffix(" with many replicas")
+    than = f"{times(choice.gain.ratio)} that of" if choice.gain else "against"
+    told = f"{_figures(choice, best)}; {than} {other} with {replicas_in_words(runner_up.replicas)}"
+    where = f"under {mode} with {replicas_in_words(best.replicas)}, {told}"
+    if choice.clear:
+        return f"{choice.workload}: {goal} {where} (significant)."
+    sure = (
+        "no significant difference between the modes"
+        if choice.outcome is Outcome.NOT_SIGNIFICANT
+        else "too few runs to choose a mode"
+    )
+    return f"{choice.workload}: {sure}; {goal} here {where}."
+
+
+def _figures(choice: Choice, cell: Cell) -> str:
+    p99 = cell.estimates.get("latency_p99_exact")
+    if choice.goal.name == LOWEST_P99:
+        return with_interval(p99, "s") if p99 else ""
+    rate = with_interval(cell.estimates["throughput"], "requests/s")
+    return rate + (f" at a p99 of {quantity(p99.mean, 's')}" if p99 else "")
+
+
+def limits(analysis: CampaignAnalysis) -> list[str]:
+    """In how many runs a scenario's latency limit was kept; nothing where none has one."""
+    scenarios = {
+        each.name: scenario
+        for each in analysis.experiments
+        if each.used and (scenario := each.data.manifest.experiment.workload.scenario)
+    }
+    if not scenarios:
+        return []
+    try:
+        results = read_scenarios(analysis.folder)
+    except ResultsPathError:  # all of them are damaged, which the commands that read them say
+        return []
+    met = {
+        each["experiment"]: each["results"]["limit_met"]
+        for each in results
+        if each["experiment"] in scenarios and each["results"].get("limit_met") is not None
+    }
+    if not met:
+        return []
+    kept = f"kept in {sum(met.values())} of {len(met)} runs"
+    limits_ms = sorted({scenarios[name].latency_limit_ms or 0.0 for name in met})
+    limit = " or ".join(f"{limit_ms:g}" for limit_ms in limits_ms)
+    broken = "" if all(met.values()) else ", broken in the others"
+    return [f"Latency limit of {limit} ms for 99 % of the requests: {kept}{broken}."]
+
+
+def concerns(analysis: CampaignAnalysis) -> list[str]:
+    """What a reader has to know before anything else, in a few words each; empty when nothing weakens the answer."""
+    runs, cells = len(analysis.experiments), len(analysis.cells)
+    invalid, degraded = analysis.count(Status.INVALID), analysis.count(Status.DEGRADED)
+    damaged = sum(bool(run.damage) for run in analysis.experiments)
+    single, few = len(_of_runs(analysis, 1, 1)), len(_of_runs(analysis, 2, FEW_REPEATS - 1))
+    restless, capped = len(_restless(analysis)), len(_power_capped(analysis))
+    sentences = {
+        f"{len(analysis.unfinished)} of {analysis.planned} experiments are missing": len(analysis.unfinished),
+        f"{invalid} of {runs} runs are INVALID and left out": invalid,
+        f"{damaged} of {runs} runs are damaged and left out": damaged,
+        f"{degraded} of {runs} runs are DEGRADED and included": degraded,
+        "replicas ran on the CPU although there is a GPU": _on_cpu(analysis),
+        f"one run only, so without an interval, in {single} of {cells} configurations": single,
+        f"two runs only, so with wide intervals, in {few} of {cells} configurations": few,
+        f"the power cap set the GPU's clock in {capped} of {cells} configurations": capped,
+        f"throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats in {restless} of {cells} configurations": restless,
+    }
+    return [sentence for sentence, holds in sentences.items() if holds]
 
 
 def answers(analysis: CampaignAnalysis) -> list[str]:
@@ -55,10 +166,12 @@ def _label(cell: Cell, *, several_modes: bool) -> str:
 def _answer(contrasts: Contrasts, label: str, cells: Sequence[Cell]) -> str:
     first, last = cells[0], cells[-1]
     rate = with_interval(last.estimates["throughput"], "requests/s")
-    parts = [f"{label}: {_replicas(last)}{_idle(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
+    parts = [
+        f"{label}: {replicas_in_words(last.replicas)}{_idle(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"
+    ]
     if last is not first and last.speed_up and last.efficiency:
         parts.append(
-            f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
+            f"{times(last.speed_up, '95 % interval ')} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
         )
     p99 = last.estimates.get("latency_p99_exact")
     alone = first.estimates.get("latency_p99_exact")
@@ -83,19 +196,10 @@ def _saturation(contrasts: Contrasts, cells: Sequence[Cell]) -> str:
     return f" From {before.replicas} to {last.replicas} replicas, throughput: {outcome}."
 
 
-def _times(estimate: Estimate) -> str:
-    interval = ratio_interval(estimate)
-    return f"{number(estimate.mean)} times" + (f" (95 % interval {interval})" if interval else "")
-
-
 def _idle(cell: Cell) -> str:
     """Of a cell, how many of its replicas served nothing in some run."""
     idle = max((run.measured.replica_throughput.count(0.0) for run in cell.used), default=0)
     return f", of which {idle} served nothing," if idle else ""
-
-
-def _replicas(cell: Cell) -> str:
-    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
 
 
 def caveats(analysis: CampaignAnalysis) -> list[str]:
@@ -105,10 +209,7 @@ def caveats(analysis: CampaignAnalysis) -> list[str]:
         *_unfinished(analysis),
         *changed_file(analysis),
         *_degraded(analysis),
-        *_few_repeats(analysis),
-        *([REPEATS_FOLLOWED] if analysis.progress else []),
-        *_restless(analysis),
-        *_power_capped(analysis),
+        *_varying(analysis),
         *_last_in_line(analysis),
         *_absent(analysis),
         *_mixed(analysis),
@@ -162,42 +263,53 @@ def _reasons(experiment: MeasuredRun) -> str:
     return clipped(text) or "no reason was recorded."
 
 
-def _few_repeats(analysis: CampaignAnalysis) -> list[str]:
-    single = [cell for cell in analysis.cells if len(cell.used) == 1]
-    few = [cell for cell in analysis.cells if 1 < len(cell.used) < FEW_REPEATS]
-    found = []
-    if single:
-        found.append(
-            f"One run only: {_cells(analysis, single)}. No interval can be given there, and no difference be called significant; "
-            f"repeat at least {FEW_REPEATS} times."
-        )
-    if few:
-        found.append(f"Two runs only, so that intervals are very wide: {_cells(analysis, few)}.")
-    return found
+def _of_runs(analysis: CampaignAnalysis, fewest: int, most: int) -> list[Cell]:
+    return [cell for cell in analysis.cells if fewest <= len(cell.used) <= most]
 
 
-def _restless(analysis: CampaignAnalysis) -> list[str]:
-    restless = [
-        f"{_cells(analysis, [cell])} ({100 * estimate.cv:.0f} %)"
-        for cell in analysis.cells
-        if (estimate := cell.estimates.get("throughput")) and estimate.cv and estimate.cv > UNSTEADY_CV
-    ]
-    if not restless:
-        return []
-    return [f"Throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats: {', '.join(restless)}."]
+def _restless(analysis: CampaignAnalysis) -> dict[ConfigurationKey, float]:
+    """Configurations whose throughput varies between repeats, with their coefficients of variation in percent."""
+    spreads = {cell.key: cell.estimates["throughput"].cv or 0.0 for cell in _with(analysis, "throughput")}
+    return {key: 100 * cv for key, cv in spreads.items() if cv > UNSTEADY_CV}
 
 
-def _power_capped(analysis: CampaignAnalysis) -> list[str]:
-    capped = [
-        f"{_cells(analysis, [cell])} ({estimate.mean:.0f} %)"
-        for cell in analysis.cells
-        if (estimate := cell.estimates.get("gpu_power_capped")) and estimate.mean > 100 * TOLD_SHARE
-    ]
-    if not capped:
-        return []
-    return [
-        f"The power cap set the GPU's clock for a part of the time, so that another cap gives other figures: {', '.join(capped)}."
-    ]
+def _power_capped(analysis: CampaignAnalysis) -> dict[ConfigurationKey, float]:
+    """Configurations whose GPU's clock the power cap set, with the percent of the time."""
+    means = {cell.key: cell.estimates["gpu_power_capped"].mean for cell in _with(analysis, "gpu_power_capped")}
+    return {key: mean for key, mean in means.items() if mean > 100 * TOLD_SHARE}
+
+
+def _with(analysis: CampaignAnalysis, metric: str) -> list[Cell]:
+    return [cell for cell in analysis.cells if metric in cell.estimates]
+
+
+def _on_cpu(analysis: CampaignAnalysis) -> bool:
+    """Whether replicas ran on the CPU of a machine that has a GPU."""
+    manifests = [run.data.manifest for run in analysis.experiments]
+    on_cpu = any(replica.get("device") == "cpu" for manifest in manifests for replica in manifest.replicas)
+    return on_cpu and any(manifest.provenance.gpus for manifest in manifests)
+
+
+def _varying(analysis: CampaignAnalysis) -> list[str]:
+    """Few repeats, a wide spread, a power cap: a sentence each."""
+    single, few = _of_runs(analysis, 1, 1), _of_runs(analysis, 2, FEW_REPEATS - 1)
+    followed = [REPEATS_FOLLOWED] if analysis.progress else []
+    sentences = {
+        f"One run only: {_cells(analysis, [cell.key for cell in single])}. No interval can be given there, and no difference be called "
+        f"significant; repeat at least {FEW_REPEATS} times.": bool(single),
+        f"Two runs only, so that intervals are very wide: {_cells(analysis, [cell.key for cell in few])}.": bool(few),
+        **dict.fromkeys(followed, True),
+        f"Throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats: {_in_percent(analysis, _restless(analysis))}.": bool(
+            _restless(analysis)
+        ),
+        "The power cap set the GPU's clock for a part of the time, so that another cap gives other figures: "
+        f"{_in_percent(analysis, _power_capped(analysis))}.": bool(_power_capped(analysis)),
+    }
+    return [sentence for sentence, holds in sentences.items() if holds]
+
+
+def _in_percent(analysis: CampaignAnalysis, percents: Mapping[ConfigurationKey, float]) -> str:
+    return ", ".join(f"{_cells(analysis, [key])} ({percent:.0f} %)" for key, percent in percents.items())
 
 
 def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
@@ -281,8 +393,7 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
     }
     random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
     found = _loops(list(workloads.values()))
-    devices = {str(replica.get("device")) for e in analysis.experiments for replica in e.data.manifest.replicas}
-    if "cpu" in devices and any(e.data.manifest.provenance.gpus for e in analysis.experiments):
+    if _on_cpu(analysis):
         found.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
     if random:
         found.append(
@@ -313,9 +424,9 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
     return found
 
 
-def _cells(analysis: CampaignAnalysis, cells: Sequence[Cell]) -> str:
+def _cells(analysis: CampaignAnalysis, keys: Iterable[ConfigurationKey]) -> str:
     several = len({cell.mode for cell in analysis.cells}) > 1
     return ", ".join(
-        " ".join(filter(None, (cell.workload, f"r{cell.replicas}", cell.mode if several else "", cell.condition)))
-        for cell in cells
+        " ".join(filter(None, (key.workload, f"r{key.replicas}", key.mode if several else "", key.condition)))
+        for key in keys
     )

@@ -24,9 +24,8 @@ from harness.analysis.format import (
     quantity,
     with_interval,
 )
-from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
-from harness.analysis.narrative import absent_of, answers, caveats, remarks
+from harness.analysis.narrative import absent_of, answers, caveats, concerns, headline, limits, remarks
 from harness.analysis.pages.curves import overview, scaling, stress_curve
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.png import png

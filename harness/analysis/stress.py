@@ -11,7 +11,7 @@ campaign that was killed goes on as it would have.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -153,18 +153,16 @@ class StressSeries:
         if self.following is not None:
             return [f"{self.name}: the breaking point is not found yet; harness resume goes on."]
         broken = self.broken
+        load = in_words((broken or self.points[-1]).load, self.unit)
         if broken is None:
-            top = in_words(self.points[-1].load, self.unit)
-            told = [f"{self.name}: nothing broke up to {top}, the most that was asked for."]
-        elif broken is self.points[0]:
-            told = [f"{self.name} breaks at the first point, {in_words(broken.load, self.unit)}: {broken.sentence}"]
-            if broken.failure_mode is FailureMode.LATENCY:
-                told.append("The limit lies below one service time: no load can keep it.")
+            answer = f"{self.name}: nothing broke up to {load}, the most that was asked for."
+        elif broken is not self.points[0]:
+            answer = f"{self.name} breaks at {load} ({broken.failure_mode}): {broken.sentence}"
         else:
-            told = [
-                f"{self.name} breaks at {in_words(broken.load, self.unit)} ({broken.failure_mode}): {broken.sentence}"
-            ]
-        return [" ".join([*told, *self.remarks, self._best()])]
+            answer = f"{self.name} breaks at the first point, {load}: {broken.sentence}"
+            if broken.failure_mode is FailureMode.LATENCY:
+                answer += " The limit lies below one service time: no load can keep it."
+        return [" ".join([answer, *self.remarks, self._best()])]
 
     def _best(self) -> str:
         if self.last_good is None:
@@ -191,7 +189,9 @@ def run_of(data: ExperimentData) -> LoadRun:
         figures = _figures(data)
     except NotMeasuredError:
         figures = {}
-    return LoadRun(verdict.status, verdict.coded_reasons, figures, _served(data), _memory_percent(data))
+    return LoadRun(
+        verdict.status, verdict.coded_reasons, figures, _served(data), _measured(lambda: memory_peak_percent(data))
+    )
 
 
 def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, LoadRun]) -> StressSeries:
@@ -276,34 +276,38 @@ def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, flo
 
 
 def _judged(stress: StressSpec, cell: CellSpec, load: float, run: LoadRun, before: LoadPoint | None) -> LoadPoint:
-    failure_mode, sentence = _collapse(run)
+    """The point with its grade: whatever breaks it first, then what leaves it in doubt."""
+    good = LoadPoint(cell, load, run, Grade.GOOD)
+    grade, doubt = _latency(stress, run)
+    if not run.figures and not doubt:
+        grade, doubt = Grade.DOUBTFUL, "nothing was measured."
     objective = run.served.outcome if run.served else ObjectiveOutcome.PASS
-    if not failure_mode and (sentence := _memory(stress, run)):
-        failure_mode = FailureMode.MEMORY
-    if not failure_mode and run.served and objective is ObjectiveOutcome.FAIL:
-        failure_mode, sentence = FailureMode.OBJECTIVE, f"{run.served.unmet}."
-    if failure_mode:
-        return LoadPoint(cell, load, run, Grade.BROKEN, failure_mode, sentence)
-    grade, sentence = _latency(stress, run)
-    if not run.figures and not sentence:
-        grade, sentence = Grade.DOUBTFUL, "nothing was measured."
-    if grade is Grade.BROKEN:
-        return LoadPoint(cell, load, run, grade, FailureMode.LATENCY, sentence)
+    collapse, reason = _collapse(run)
+    breaks = (
+        (collapse, (reason or "no reason was recorded.") if collapse else ""),
+        (FailureMode.MEMORY, _memory(stress, run)),
+        (FailureMode.OBJECTIVE, f"{run.served.unmet}." if run.served and objective is ObjectiveOutcome.FAIL else ""),
+        (FailureMode.LATENCY, doubt if grade is Grade.BROKEN else ""),
+        (FailureMode.THROUGHPUT, _unheld(stress, good) or _flat(stress, before, good)),
+    )
+    for failure_mode, sentence in breaks:
+        if sentence:
+            return replace(good, grade=Grade.BROKEN, failure_mode=failure_mode, sentence=sentence)
     if run.served and objective is ObjectiveOutcome.NOT_DECIDABLE:
-        grade, sentence = Grade.DOUBTFUL, f"{run.served.unmet}; a longer recording decides more."
-    point = LoadPoint(cell, load, run, grade, None, sentence)
-    unheld = _unheld(stress, point)
-    if unheld:
-        return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, unheld)
+        grade, doubt = Grade.DOUBTFUL, f"{run.served.unmet}; a longer recording decides more."
+    return replace(good, grade=grade, sentence=doubt)
+
+
+def _flat(stress: StressSpec, before: LoadPoint | None, point: LoadPoint) -> str:
+    """Whether throughput grows by too little from the point before; empty where it grows, or nobody can tell."""
     growth = growth_per_doubling(before, point) if before else None
     if before is None or growth is None or 100 * growth[2] >= (stress.least_gain_percent or -100):
-        return point
+        return ""
     mean, low, high = (f"{100 * value:+.1f}" for value in growth)
-    sentence = (
+    return (
         f"from {in_words(before.load, stress.load)} on, throughput grows by {mean} % per doubling "
         f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
     )
-    return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, sentence)
 
 
 def _memory(stress: StressSpec, run: LoadRun) -> str:
@@ -339,27 +343,23 @@ def _collapse(run: LoadRun) -> tuple[FailureMode | None, str]:
 
 
 def _latency(stress: StressSpec, run: LoadRun) -> tuple[Grade, str]:
-    grade, told = Grade.GOOD, ""
+    grade, why = Grade.GOOD, ""
     for limited, limit_ms in stress.latency_limit_ms.items():
-        limit_s = limit_ms / 1e3
-        found = run.figures.get(f"latency_{limited.value}_exact")
-        if found is None or math.isnan(found.mean):
-            why = found.note if found is not None else "no request was served"
-            grade, told = Grade.DOUBTFUL, f"{limited.value} was not measured: {why}."
-            continue
-        shown = (
-            with_interval(found, "s") if found.half_width is not None else f"{quantity(found.mean, 's')} (no interval)"
-        )
-        low = found.mean if found.low is None else found.low
-        high = found.mean if found.high is None else found.high
-        if low > limit_s:
-            return Grade.BROKEN, f"{limited.value} is {shown}, above the limit of {number(limit_ms)} ms."
-        if high > limit_s:
-            grade, told = (
+        limit_s, p = limit_ms / 1e3, run.figures.get(f"latency_{limited.value}_exact")
+        if p is None or math.isnan(p.mean):
+            grade, why = (
                 Grade.DOUBTFUL,
-                f"{limited.value} of {shown} cannot be told from the limit of {number(limit_ms)} ms.",
+                f"{limited.value} was not measured: {p.note if p else 'no request was served'}.",
             )
-    return grade, told
+            continue
+        shown = with_interval(p, "s") if p.half_width is not None else f"{quantity(p.mean, 's')} (no interval)"
+        low, high = (p.mean if end is None else end for end in (p.low, p.high))
+        limit = f"the limit of {number(limit_ms)} ms"
+        if low > limit_s:
+            return Grade.BROKEN, f"{limited.value} is {shown}, above {limit}."
+        if high > limit_s:
+            grade, why = Grade.DOUBTFUL, f"{limited.value} of {shown} cannot be told from {limit}."
+    return grade, why
 
 
 def _confirm(stress: StressSpec, series: StressSeries, runs: Mapping[str, LoadRun], repeats: int) -> None:
@@ -387,15 +387,9 @@ def _confirm(stress: StressSpec, series: StressSeries, runs: Mapping[str, LoadRu
 def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]) -> str:
     """Why repeats do not bear out that a point is good; empty when they do."""
     for run in runs:
-        failure_mode, sentence = _collapse(run)
-        unheld = _memory(stress, run) or _unheld(stress, replace(point, run=run))
-        if unheld:
-            return unheld
-        if run.served and run.served.outcome is ObjectiveOutcome.FAIL:
-            return f"{run.served.unmet}."
-        grade, told = _latency(stress, run)
-        if failure_mode or grade is Grade.BROKEN:
-            return sentence or told
+        again = _judged(stress, point.cell, point.load, run, None)
+        if again.grade is Grade.BROKEN:
+            return again.sentence
     for limited, limit_ms in stress.latency_limit_ms.items():
         mean_s = t_interval(_each(runs, f"latency_{limited.value}_exact")).mean
         if mean_s > limit_ms / 1e3:
@@ -410,17 +404,14 @@ def _served(data: ExperimentData) -> Served | None:
     if not slo:
         return None
     tokens = data.requests.tokens_per_s("output_tokens")
-    try:
-        joules = energy_j(data)[0] / (tokens * data.duration_s) * 1000 if tokens else None
-    except NotMeasuredError:
-        joules = None
+    joules = _measured(lambda: energy_j(data)[0] / (tokens * data.duration_s) * 1000) if tokens else None
     gpus = data.manifest.experiment.gpus
     return Served(ObjectiveOutcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 
-def _memory_percent(data: ExperimentData) -> float | None:
+def _measured(read: Callable[[], float]) -> float | None:
     try:
-        return memory_peak_percent(data)
+        return read()
     except NotMeasuredError:
         return None
 

@@ -33,7 +33,7 @@ def show(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:
     """
     from harness.analysis.axes import families
     from harness.analysis.goodput import bests
-    from harness.analysis.headline import concerns, headline
+    from harness.analysis.narrative import concerns, headline
     from harness.analysis.pages.tables import short_tables
     from harness.analysis.questions.condition_overhead import interference
 

@@ -48,6 +48,15 @@ class Line:
         sides = [*numbers, DASH, DASH][:2]
         return [", ".join(filter(None, (self.measure, unit))), *sides, held, self.outcome.value]
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        intervals = {
+            name: estimate and {"mean": estimate.mean, "ci95_low": estimate.low, "ci95_high": estimate.high}
+            for name, estimate in (("published", self.published), ("again", self.again), ("ratio", self.ratio))
+        }
+        unit = ALL[self.measure].unit
+        return {"measure": self.measure, "unit": unit, **intervals, "outcome": self.outcome.value, "why": self.why}
+
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
@@ -81,19 +90,12 @@ class Reproduction:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data."""
-        return {
-            "outcome": self.outcome.value,
-            "within": self.within,
-            "environment": self.environment,
-            "cells": [
-                {
-                    **cell.key._asdict(),
-                    "outcome": cell.outcome.value,
-                    "measures": [_plain(line) for line in cell.lines],
-                }
-                for cell in self.cells
-            ],
-        }
+        cells = [
+            {**cell.key._asdict(), "outcome": cell.outcome.value, "measures": [line.to_dict() for line in cell.lines]}
+            for cell in self.cells
+        ]
+        head = {"outcome": self.outcome.value, "within": self.within, "environment": self.environment}
+        return {**head, "cells": cells}
 
 
 def together(outcomes: Iterator[Outcome]) -> Outcome:
@@ -138,15 +140,13 @@ def more_repeats(
         most: repeats of a cell that there may be here. Cells that so many cannot decide are left out.
     """
     here = {cell.key: cell for cell in again.cells}
-    found: dict[ConfigurationKey, int] = {}
+    wanting: dict[ConfigurationKey, int] = {}
     for cell in published.cells:
-        if cell.key not in here:
-            continue
-        more = [_more(cell, here[cell.key], name, within, most) for name in measures if name in cell.estimates]
-        known = [count for count in more if count is not None]
-        if max(known, default=0) > 0 and len(known) == len(more):
-            found[cell.key] = max(known)
-    return found
+        if cell.key in here:
+            more = [_more(cell, here[cell.key], name, within, most) for name in measures if name in cell.estimates]
+            if None not in more and any(more):
+                wanting[cell.key] = max(filter(None, more))
+    return wanting
 
 
 def _more(published: Cell, again: Cell, name: str, within: float, most: int) -> int | None:
@@ -185,22 +185,11 @@ def reproduction(
             f"{again.folder} has no cell of the published campaign: another workload, sharing mode or replica count.",
             advice="Give a run of the same campaign file.",
         )
-    further = [cell for analysis in more for cell in analysis.cells]
     contrasts = Contrasts([published, again, *more])
-    cells = [
-        Reproduced(
-            cell.key,
-            _lines(
-                contrasts,
-                cell,
-                here.get(cell.key),
-                [other for other in further if other.key == cell.key],
-                within,
-                measures,
-            ),
-        )
-        for cell in published.cells
-    ]
+    cells = []
+    for cell in published.cells:
+        further = [other for analysis in more for other in analysis.cells if other.key == cell.key]
+        cells.append(Reproduced(cell.key, _lines(contrasts, cell, here.get(cell.key), further, within, measures)))
     then, now = (
         environment(run.data.manifest for analysis in side for run in analysis.experiments)
         for side in ([published], [again, *more])
@@ -219,12 +208,8 @@ def _lines(
 ) -> list[Line]:
     compared = [name for name in measures if name in published.estimates]
     if not compared:
-        name = measures[0]
-        return [
-            Line(
-                name, None, None, None, Outcome.NOT_DECIDABLE, f"not published: {published.absent.get(name, 'no run')}"
-            )
-        ]
+        why = f"not published: {published.absent.get(measures[0], 'no run')}"
+        return [Line(measures[0], None, None, None, Outcome.NOT_DECIDABLE, why)]
     if again is None or not again.used:
         why = "it did not run here" if again is None or not again.experiments else "no run here can be used"
         return [Line(name, published.estimates[name], None, None, Outcome.NOT_DECIDABLE, why) for name in compared]
@@ -247,31 +232,11 @@ def _line(contrasts: Contrasts, published: Cell, again: Cell, name: str, within:
 
 
 def _undecided(published: Cell, again: Cell, name: str, within: float) -> str:
-    told, ran, more = (
-        f"{100 * within:g} %",
-        len(again.figures(name)),
-        _more(published, again, name, within, MOST_REPEATS),
-    )
+    ran, more = len(again.figures(name)), _more(published, again, name, within, MOST_REPEATS)
     if more is None:
         return (
-            f"no number of repeats here would tell {name} within {told}: {len(published.figures(name))} published and "
-            f"{ran} here scatter too much"
+            f"no number of repeats here would tell {name} within {100 * within:g} %: {len(published.figures(name))} published "
+            f"and {ran} here scatter too much"
         )
-    return f"more repeats would tell {name} within {told}{f', about {ran + more} in all' if more else ''}"
-
-
-def _plain(line: Line) -> dict[str, Any]:
-    def interval(estimate: Estimate | None) -> dict[str, float | None] | None:
-        if estimate is None:
-            return None
-        return {"mean": estimate.mean, "ci95_low": estimate.low, "ci95_high": estimate.high}
-
-    return {
-        "measure": line.measure,
-        "unit": ALL[line.measure].unit,
-        "published": interval(line.published),
-        "again": interval(line.again),
-        "ratio": interval(line.ratio),
-        "outcome": line.outcome.value,
-        "why": line.why,
-    }
+    total = f", about {ran + more} in all" if more else ""
+    return f"more repeats would tell {name} within {100 * within:g} %{total}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from harness.analysis.contrasts.contrast import Contrast, Contrasts
 from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, replicas_in_words, whole_interval
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.metrics.measured import measure
+from harness.analysis.metrics.measured import Measured, measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, student, t_interval
 from harness.errors import ReasonCode
@@ -75,9 +75,9 @@ class Interference:
     died: dict[ConfigurationKey, tuple[int, int]] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
 
-    def explained(self, told: Iterable[str]) -> str:
-        """What the conditions are that ``told`` names, in their order; empty where their names say it, or none is named."""
-        text = " ".join(told)
+    def explained(self, sentences: Iterable[str]) -> str:
+        """What the conditions are that these name, in their order; empty where their names say it, or none is named."""
+        text = " ".join(sentences)
         named = {
             name: words for name, words in self.conditions.items() if re.search(rf"(?<![\w-]){name}(?![\w-])", text)
         }
@@ -85,44 +85,44 @@ class Interference:
 
     def sentences(self) -> list[str]:
         """The answer, one sentence per cell and condition."""
-        return [self._sentence(key, found) for key, found in self.overheads.items()]
+        sentences = []
+        for key, by_measure in self.overheads.items():
+            parts = "; ".join(f"{METRICS[name].title}: {in_words(overhead)}" for name, overhead in by_measure.items())
+            sentences.append(f"{self._where(key)}: {parts}.")
+        return sentences
 
     def verdicts(self) -> list[str]:
         """The gravest outcome of each cell and condition, with the figure that it rests on."""
         rank = [Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS]
-        told = []
-        for key, found in self.overheads.items():
-            name = min(found, key=lambda name: rank.index(_outcome(found[name])))
-            told.append(f"{self._where(key)}: {METRICS[name].title}, {in_words(found[name])}.")
-        return told
+        sentences = []
+        for key, by_measure in self.overheads.items():
+            outcomes = [rank.index(_outcome(overhead)) for overhead in by_measure.values()]
+            name = [*by_measure][outcomes.index(min(outcomes))]
+            sentences.append(f"{self._where(key)}: {METRICS[name].title}, {in_words(by_measure[name])}.")
+        return sentences
 
     def worst(self) -> list[str]:
         """What company takes at most, and what dies of it: a sentence per workload and number of replicas, mode by mode."""
-        told = []
+        sentences = []
         for workload, replicas in dict.fromkeys((key.workload, key.replicas) for key in self.overheads):
             losses: dict[str, Overhead] = {}
-            for key, found in self.overheads.items():
-                loss = found["throughput"]
+            for key, by_measure in self.overheads.items():
+                loss = by_measure["throughput"]
                 if (key.workload, key.replicas) == (workload, replicas) and isinstance(loss, Overhead):
-                    losses[key.mode] = max(loss, losses.get(key.mode, loss), key=lambda one: one.percent.mean)
-            parts = [
-                f"{number(loss.percent.mean)} % under {mode}{_bracketed(loss.percent, loss.key.condition)}"
-                for mode, loss in losses.items()
-            ]
+                    losses[key.mode] = max(loss, losses.get(key.mode, loss), key=lambda other: other.percent.mean)
+            parts = []
+            for mode, loss in losses.items():
+                where = ", ".join(filter(None, (loss.key.condition, whole_interval(loss.percent))))
+                parts.append(f"{number(loss.percent.mean)} % under {mode} ({where})")
             lost = [f"mean throughput lost beside the worst: {', '.join(parts)}"] if parts else []
             dead = [
                 f"under {key.mode} it died {key.condition} in {died} of {runs} runs"
                 for key, (died, runs) in self.died.items()
                 if (key.workload, key.replicas) == (workload, replicas)
             ]
-            told.append(
-                f"{workload}, {replicas_in_words(replicas)}, against {self.baseline}: {'; '.join(lost + dead)}."
-            )
-        return told
-
-    def _sentence(self, key: ConfigurationKey, found: Mapping[str, Overhead | str]) -> str:
-        parts = "; ".join(f"{METRICS[name].title}: {in_words(one)}" for name, one in found.items())
-        return f"{self._where(key)}: {parts}."
+            head = f"{workload}, {replicas_in_words(replicas)}, against {self.baseline}"
+            sentences.append(f"{head}: {'; '.join(lost + dead)}.")
+        return sentences
 
     def _where(self, key: ConfigurationKey) -> str:
         cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {key.mode}"
@@ -157,11 +157,6 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     return found
 
 
-def _bracketed(percent: Estimate, condition: str) -> str:
-    interval = whole_interval(percent)
-    return f" ({condition}{f', {interval}' if interval else ''})"
-
-
 def _outcome(overhead: Overhead | str) -> Outcome:
     return Outcome.NOT_DECIDABLE if isinstance(overhead, str) else overhead.outcome
 
@@ -192,16 +187,13 @@ def judge(percent: Estimate, limit_percent: float) -> tuple[Outcome, str]:
 
 def _repeats_needed(percent: Estimate, limit_percent: float) -> int | None:
     """Repeats whose interval would end short of the limit, were mean and spread to stay; None beyond ``MAX_REPEATS``."""
+
+    def width(n: int) -> float:  # half of Student's interval over n values, in standard deviations
+        return student(n - 1) / math.sqrt(n)
+
     distance, half = abs(percent.mean - limit_percent), percent.half_width or 0.0
-    for repeats in range(percent.n + 1, MAX_REPEATS + 1):
-        if half * _width(repeats) / _width(percent.n) < distance:
-            return repeats
-    return None
-
-
-def _width(n: int) -> float:
-    """Half of Student's interval over ``n`` values, in standard deviations."""
-    return student(n - 1) / math.sqrt(n)
+    further = range(percent.n + 1, MAX_REPEATS + 1)
+    return next((repeats for repeats in further if half * width(repeats) / width(percent.n) < distance), None)
 
 
 def _overhead(contrasts: Contrasts, baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Overhead | str:
@@ -220,13 +212,9 @@ def _overhead(contrasts: Contrasts, baseline: Cell, cell: Cell, name: str, limit
 
 def _percent_worse(ratio: Estimate, *, higher_is_better: bool) -> Estimate:
     """The ratio as percent worse: of what the baseline served, or of the time that it took."""
-
-    def worse(value: float | None) -> float | None:
-        return None if value is None else 100 * ((1 - value) if higher_is_better else (value - 1))
-
-    ends = (ratio.high, ratio.low) if higher_is_better else (ratio.low, ratio.high)
-    mean = 100 * ((1 - ratio.mean) if higher_is_better else (ratio.mean - 1))
-    return Estimate(mean, worse(ends[0]), worse(ends[1]), ratio.n, None, ratio.note)
+    ends = (ratio.mean, ratio.high, ratio.low) if higher_is_better else (ratio.mean, ratio.low, ratio.high)
+    mean, low, high = (None if end is None else 100 * ((1 - end) if higher_is_better else (end - 1)) for end in ends)
+    return Estimate(mean or 0.0, low, high, ratio.n, None, ratio.note)
 
 
 @dataclass(frozen=True)
@@ -252,42 +240,31 @@ def _neighbours(cell: Cell) -> list[NeighbourCell]:
     """The figures of everything that ran beside a cell, over the repeats that are used."""
     if not cell.used:
         return []
-    measured: dict[str, list[dict[str, float]]] = {}
-    absent: dict[str, dict[str, str]] = {}
-    for experiment in cell.used:
-        for data in _neighbour_data(experiment.data):
-            figures = measure(data)
-            measured.setdefault(data.neighbour, []).append(figures.figures)
-            absent.setdefault(data.neighbour, {}).update(figures.absent)
-    beside = {each.workload.name: each.replicas for each in cell.used[0].data.manifest.experiment.neighbours}
-    found = []
-    for name, replicas in beside.items():
-        runs = measured[name]
-        estimates = {
-            one: t_interval([figures[one] for figures in runs if one in figures], shared(cell))
-            for one in OF_NEIGHBOURS
-            if any(one in figures for figures in runs)
-        }
-        reasons = {one: absent[name].get(one, "not recorded") for one in OF_NEIGHBOURS if one not in estimates}
-        found.append(NeighbourCell(cell.key, name, replicas, estimates, reasons))
-    return found
+    measured: dict[str, list[Measured]] = {}
+    for data in (data for run in cell.used for data in _neighbour_data(run.data)):
+        measured.setdefault(data.neighbour, []).append(measure(data))
+    cells = []
+    for neighbour in cell.used[0].data.manifest.experiment.neighbours:
+        runs = measured[neighbour.workload.name]
+        figures = {name: [run.figures[name] for run in runs if name in run.figures] for name in OF_NEIGHBOURS}
+        estimates = {name: t_interval(values, shared(cell)) for name, values in figures.items() if values}
+        absent = {name: reason for run in runs for name, reason in run.absent.items()}
+        reasons = {name: absent.get(name, "not recorded") for name in OF_NEIGHBOURS if name not in estimates}
+        cells.append(NeighbourCell(cell.key, neighbour.workload.name, neighbour.replicas, estimates, reasons))
+    return cells
 
 
 def _neighbour_data(data: ExperimentData) -> list[NeighbourData]:
     manifest = data.manifest
     found = []
-    for each in manifest.experiment.neighbours:
-        folder = neighbour_folder(data.folder, each.workload.name)
+    for neighbour in manifest.experiment.neighbours:
+        name = neighbour.workload.name
+        folder = neighbour_folder(data.folder, name)
         inside = f"{folder.relative_to(data.folder).as_posix()}/"
-        files = {name.removeprefix(inside): file for name, file in manifest.files.items() if name.startswith(inside)}
-        own = manifest.model_copy(
-            update={
-                "files": files,
-                "experiment": manifest.experiment.model_copy(
-                    update={"workload": each.workload, "replicas": each.replicas, "condition": None}
-                ),
-                "replicas": manifest.neighbours.get(each.workload.name, []),
-            }
+        files = {path.removeprefix(inside): file for path, file in manifest.files.items() if path.startswith(inside)}
+        experiment = manifest.experiment.model_copy(
+            update={"workload": neighbour.workload, "replicas": neighbour.replicas, "condition": None}
         )
-        found.append(NeighbourData(folder, own, each.workload.name))
+        own = {"files": files, "experiment": experiment, "replicas": manifest.neighbours.get(name, [])}
+        found.append(NeighbourData(folder, manifest.model_copy(update=own), name))
     return found

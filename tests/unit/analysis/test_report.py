@@ -14,9 +14,8 @@ import harness
 from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
 from harness.analysis.comparability import differences, environment, gpu_names, refuse_unlike, reserved
-from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.narrative import answers, caveats
+from harness.analysis.narrative import answers, caveats, concerns, headline, limits
 from harness.analysis.pages.tables import _scaling_entry, scaling_tables
 from harness.analysis.report import report_of, write_report
 from harness.analysis.summary import index as index_of

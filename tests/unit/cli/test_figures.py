@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
-from harness.analysis.headline import concerns, headline
 from harness.analysis.metrics.catalogue import STREAM_HEADLINE
+from harness.analysis.narrative import concerns, headline
 from harness.analysis.pages import tables
 from harness.analysis.pages.table import Table
 from harness.analysis.statistics import Estimate
