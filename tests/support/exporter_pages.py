@@ -23,6 +23,8 @@ CPU_MODES = {
     "system": 0.1,
     "user": 0.47,
 }
+DISKS = {"read_bytes": 1e6, "written_bytes": 4e6, "io_time_seconds": 0.2, "reads_completed": 20.0}
+PRESSURES = {"cpu_waiting": 0.31, "io_stalled": 0.02, "io_waiting": 0.04, "memory_stalled": 0.0, "memory_waiting": 0.01}
 PHASES = ("Pending", "Running", "Succeeded", "Failed", "Unknown")
 EVICTION_REASONS = ("Evicted", "NodeAffinity", "NodeLost", "Shutdown", "UnexpectedAdmissionError")
 CONDITIONS = {"Ready": "true", "MemoryPressure": "false", "DiskPressure": "false", "PIDPressure": "false"}
@@ -82,36 +84,18 @@ def node_exporter(now_s: float, *, cores: int = 4, node: str = NODE) -> str:
             for one in disks
         )
         page.family(f"node_filesystem_{name}_bytes", "gauge", rows)
-    for name, per_s in {
-        "read_bytes": 1e6,
-        "written_bytes": 4e6,
-        "io_time_seconds": 0.2,
-        "reads_completed": 20.0,
-    }.items():
-        page.family(
-            f"node_disk_{name}_total", "counter", (({"device": one}, age_s * per_s) for one in ("vda", "loop0"))
-        )
+    for name, per_s in DISKS.items():
+        rows = (({"device": device}, age_s * per_s) for device in ("vda", "loop0"))
+        page.family(f"node_disk_{name}_total", "counter", rows)
     for way in ("receive", "transmit"):
         for name, per_s in {"bytes": 2e5, "packets": 200.0, "errs": 0.0, "drop": 0.0}.items():
             page.family(f"node_network_{way}_{name}_total", "counter", iter([({"device": "eth0"}, age_s * per_s)]))
     for minutes, value in {"1": 2.5, "5": 2.1, "15": 1.8}.items():
         page.family(f"node_load{minutes}", "gauge", iter([({}, value)]))
-    pressures = {
-        "cpu_waiting": 0.31,
-        "io_stalled": 0.02,
-        "io_waiting": 0.04,
-        "memory_stalled": 0.0,
-        "memory_waiting": 0.01,
-    }
-    for name, share in pressures.items():
+    for name, share in PRESSURES.items():
         page.family(f"node_pressure_{name}_seconds_total", "counter", iter([({}, age_s * share)]))
-    uname = {
-        "domainname": "(none)",
-        "machine": "x86_64",
-        "nodename": node,
-        "release": "6.14.0-36-generic",
-        "sysname": "Linux",
-    }
+    uname = {"domainname": "(none)", "machine": "x86_64", "nodename": node, "release": "6.14.0-36-generic"}
+    uname |= {"sysname": "Linux"}
     page.family("node_uname_info", "gauge", iter([(uname | {"version": "#36~24.04.1-Ubuntu SMP"}, 1)]))
     return str(page)
 

@@ -112,21 +112,31 @@ def test_every_sample_of_the_gpus_in_use_is_a_reading_of_its_own(url, tmp_path):
     assert not any(name.endswith(("_power_w", "_sm_active_percent")) for name in summary.missing)
 
 
-def test_the_report_has_sm_activity_the_power_cap_and_counted_energy_of_a_cluster(url, tmp_path):
+def measured(folder, url, **devices):
+    """What the analysis finds in an experiment with the telemetry of these devices."""
     spec = experiment_spec("resnet50", 2, 1, SHAPE)
-    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
+    attempt = attempt_folder(folder, spec.experiment_id, 1)
     write_attempt(attempt, spec, SHAPE, START_S)
     (attempt / TELEMETRY).unlink()
-    summary = collected(attempt / TELEMETRY, url)
+    summary = collected(attempt / TELEMETRY, url, **devices)
     manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"telemetry": summary.to_dict()})
-    finalise(attempt, tmp_path / spec.experiment_id, manifest)
+    finalise(attempt, folder / spec.experiment_id, manifest)
+    return measure(read_experiment(folder / spec.experiment_id))
 
-    found = measure(read_experiment(tmp_path / spec.experiment_id))
+
+def test_the_report_has_sm_activity_the_power_cap_and_counted_energy_of_a_cluster(url, tmp_path):
+    found = measured(tmp_path, url)
 
     assert found.figures["gpu_sm_active"] == pytest.approx(100 * (0.2 + 0.6 + 1 / 30) / 2, rel=1e-5)
     assert found.figures["gpu_power_capped"] == 50.0
     assert found.figures["energy"] * found.figures["throughput"] == pytest.approx(700.0, rel=1e-6)
     assert any("Energy from the energy counter of gpu-0, gpu-1" in note for note in found.notes)
+
+
+def test_an_exporter_without_the_right_to_profile_is_the_reason_for_no_sm_activity(url, tmp_path):
+    assert measured(tmp_path, url, nodes=("n4",), gpus=("GPU-n4",)).absent["gpu_sm_active"] == (
+        "the telemetry has no reading of sm_active_percent: Prometheus has no sample of DCGM_FI_PROF_SM_ACTIVE"
+    )
 
 
 @pytest.fixture
@@ -162,40 +172,20 @@ def test_a_recording_that_is_collected_again_has_the_same_telemetry(experiment, 
     assert told == read_experiment(recorded).manifest.telemetry | {"rows": 60, "interval_s": SHAPE.step_s}
 
 
-def test_gpus_that_prometheus_has_no_sample_of_are_said_and_leave_no_telemetry(experiment, tmp_path):
-    recorded = experiment(nodes=("n9",), gpus=("GPU-n9",))
-
-    done = forked.harness("export", tmp_path / "again", "--from", recorded)
-
-    assert done.returncode == 0, done.stderr
-    assert "telemetry.csv is absent: Prometheus has no sample of a GPU in use" in done.stderr
-    assert not (tmp_path / "again" / TELEMETRY).exists()
-
-
-def test_replicas_without_a_gpu_have_no_telemetry_of_their_nodes(experiment, tmp_path):
-    recorded = experiment(nodes=("n1", "n2"), gpus=())
-
-    done = forked.harness("export", tmp_path / "again", "--from", recorded)
+@pytest.mark.parametrize(
+    ("node", "gpus", "said"),
+    [
+        ("n9", ("GPU-n9",), "telemetry.csv is absent: Prometheus has no sample of a GPU in use"),
+        ("n1", (), ""),  # replicas without a GPU have none of their nodes
+    ],
+)
+def test_without_a_sample_of_the_replicas_gpus_there_is_no_telemetry(experiment, tmp_path, node, gpus, said):
+    done = forked.harness("export", tmp_path / "again", "--from", experiment(nodes=(node,), gpus=gpus))
 
     assert done.returncode == 0, done.stderr
-    assert "telemetry" not in json.loads((tmp_path / "again" / "export.json").read_text())
+    assert said in done.stderr
+    assert ("telemetry" in json.loads((tmp_path / "again" / "export.json").read_text())) == bool(gpus)
     assert not (tmp_path / "again" / TELEMETRY).exists()
-
-
-def test_an_exporter_without_the_right_to_profile_is_the_reason_for_no_sm_activity(url, tmp_path):
-    spec = experiment_spec("resnet50", 2, 1, SHAPE)
-    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
-    write_attempt(attempt, spec, SHAPE, START_S)
-    (attempt / TELEMETRY).unlink()
-    summary = collected(attempt / TELEMETRY, url, nodes=("n4",), gpus=("GPU-n4",))
-    manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"telemetry": summary.to_dict()})
-    finalise(attempt, tmp_path / spec.experiment_id, manifest)
-
-    found = measure(read_experiment(tmp_path / spec.experiment_id))
-
-    assert found.absent["gpu_sm_active"] == (
-        "the telemetry has no reading of sm_active_percent: Prometheus has no sample of DCGM_FI_PROF_SM_ACTIVE"
-    )
 
 
 def test_what_an_exporter_says_of_instances_is_not_the_gpus(url, tmp_path):

@@ -17,20 +17,18 @@ from tests.support.cases import every
 
 TITLES = {"System Resources", "GPU Performance", "Container Metrics", "System Pressure", "Inference Performance"}
 UNITS = {
-    *(
-        "short",
-        "percent",
-        "bytes",
-        "Bps",
-        "pps",
-        "s",
-        "reqps",
-        "celsius",
-        "watt",
-        "hertz",
-        "bool_yes_no",
-        "dtdurations",
-    ),
+    "short",
+    "percent",
+    "bytes",
+    "Bps",
+    "pps",
+    "s",
+    "reqps",
+    "celsius",
+    "watt",
+    "hertz",
+    "bool_yes_no",
+    "dtdurations",
 }
 DOCUMENTS = [json.loads(rendered(dashboard)) for dashboard in DASHBOARDS]
 PANELS = [(document, panel) for document in DOCUMENTS for panel in document["panels"] if panel["type"] != "row"]
@@ -45,8 +43,13 @@ def test_the_five_are_there_and_the_files_are_what_the_code_says():
 
 
 @every(DOCUMENTS, lambda document: document["uid"])
-def test_places_do_not_overlap_and_stay_on_the_page(document):
+def test_identities_are_unique_and_places_do_not_overlap_and_stay_on_the_page(document):
     taken = {}
+    ids = [panel["id"] for panel in document["panels"]]
+    names = [variable["name"] for variable in document["templating"]["list"]]
+    assert (len(set(ids)), len(set(names))) == (len(ids), len(names))
+    assert len({other["uid"] for other in DOCUMENTS}) == len(DOCUMENTS)
+    assert document["editable"] is False
     for panel in document["panels"]:
         place = panel["gridPos"]
         assert place["w"] > 0
@@ -58,25 +61,17 @@ def test_places_do_not_overlap_and_stay_on_the_page(document):
             assert taken.setdefault(cell, panel["title"]) == panel["title"]
 
 
-@every(DOCUMENTS, lambda document: document["uid"])
-def test_identities_are_unique(document):
-    ids = [panel["id"] for panel in document["panels"]]
-    assert len(set(ids)) == len(ids)
-    names = [variable["name"] for variable in document["templating"]["list"]]
-    assert len(set(names)) == len(names)
-    assert len({one["uid"] for one in DOCUMENTS}) == len(DOCUMENTS)
-    assert document["editable"] is False
-
-
 @of_every_panel
 def test_a_panel_has_all_that_it_needs_and_nothing_unknown(document, panel):
     assert panel["type"] in KINDS
+    assert panel["title"]
+    assert panel["description"].endswith(".")
     assert panel["datasource"] == DATASOURCE
     assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
     references = [target["refId"] for target in panel["targets"]]
     assert references == sorted(set(references)) != []
     for target in panel["targets"]:
-        assert target["datasource"] == DATASOURCE
+        assert target["datasource"] == DATASOURCE == {"type": "prometheus", "uid": "${datasource}"}
         assert target["instant"] != target["range"]
         assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
     known = {variable["name"] for variable in document["templating"]["list"]}
@@ -100,11 +95,12 @@ def test_every_name_in_a_legend_is_a_label_that_the_query_keeps(document, panel)
 
 
 @of_every_panel
-def test_no_window_is_fixed_and_no_device_is_summed(document, panel):
+def test_no_window_is_fixed_no_device_is_summed_and_no_recording_rule_needed(document, panel):
     del document
     for target in panel["targets"]:
         assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= {"$__rate_interval"}
         assert not re.search(r"sum[^(]*\([^()]*\)?[^()]*\(?DCGM_FI_DEV", target["expr"]), target["expr"]
+        assert ":" not in re.sub(r'"[^"]*"', "", target["expr"])
 
 
 # The rules of Grafana's dashboard-linter; panel-units, target-rate-interval and target-promql are held elsewhere.
@@ -121,14 +117,6 @@ def test_the_linters_rules_for_a_dashboard_hold(document):
     assert set(sources) == {"${datasource}"}
 
 
-@of_every_panel
-def test_the_linters_rules_for_a_panel_hold(document, panel):
-    del document
-    assert panel["title"]
-    assert panel["description"].endswith(".")
-    assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
-
-
 def test_what_the_linter_is_told_to_leave_out_is_what_would_fail():
     exclusions = yaml.safe_load((DEFAULT_FOLDER / ".lint").read_text())["exclusions"]
     bare = re.compile(r"(?<!rate\()\b\w+_total\{")
@@ -139,13 +127,6 @@ def test_what_the_linter_is_told_to_leave_out_is_what_would_fail():
     assert set(exclusions) == {
         f"{part}-{label}-rule" for part in ("template", "target") for label in ("job", "instance")
     }
-
-
-@of_every_panel
-def test_no_panel_needs_a_recording_rule(document, panel):
-    del document
-    for target in panel["targets"]:
-        assert ":" not in re.sub(r'"[^"]*"', "", target["expr"])
 
 
 def asked(*builders):
