@@ -96,14 +96,7 @@ class RowSink(Protocol):
         ...
 
     def write_columns(self, times_s: Sequence[float], columns: Sequence[MetricColumn]) -> None:
-        """Write what ``write`` would, called with the rows of all columns for one grid time after another.
-
-        Args:
-            times_s: grid times, seconds since the epoch; every column has one value for each.
-
-        Raises:
-            StorageError: they cannot be written.
-        """
+        """Write what ``write`` would for one grid time (seconds since the epoch) after another. Raises StorageError as it does."""
         ...
 
 

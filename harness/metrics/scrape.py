@@ -289,9 +289,8 @@ class Scraper:
             self._watch(index)
 
     def _watch(self, index: int) -> None:
-        connection = self._connections[index]
-        if connection.socket is not None:
-            self._selector.register(connection.socket, selectors.EVENT_READ, index)
+        if (waiting := self._connections[index].socket) is not None:
+            self._selector.register(waiting, selectors.EVENT_READ, index)
 
     def _fail(self, index: int, reason: str) -> None:
         """A half-read connection is of no more use: a late answer must not be taken for the next one."""

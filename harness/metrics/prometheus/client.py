@@ -88,11 +88,7 @@ class _RefusedError(Exception):
 
 
 class Patience:
-    """How long a server may be away, from the first failure on: it is asked again meanwhile, by all threads.
-
-    Args:
-        notice: hears of each such stretch.
-    """
+    """How long a server may be away, from the first failure on: it is asked again meanwhile. ``notice`` hears of each such time."""
 
     def __init__(self, clock: Clock, patience_s: float, notice: Callable[[str], None]) -> None:
         self._clock, self._patience_s, self._notice = clock, patience_s, notice
@@ -178,17 +174,14 @@ class PrometheusServer:
             self._connections.clear()
         self._local = threading.local()
 
-    def impatient(self, timeout_s: float) -> PrometheusServer:
-        """The same server, asked with a timeout of its own."""
-        return self._again(timeout_s, None)
-
-    def patient(self, patience: Patience) -> PrometheusServer:
-        """The same server, asked again while it is away; close it."""
-        return self._again(self._timeout_s, patience)
-
-    def _again(self, timeout_s: float, patience: Patience | None) -> PrometheusServer:
+    def impatient(self, timeout_s: float, patience: Patience | None = None) -> PrometheusServer:
+        """The same server, asked with a timeout of its own; close it, too."""
         access: dict[str, Any] = {"headers": self._headers, "verify": self._verify, "cert": self._cert}
         return PrometheusServer(self.url, timeout_s=timeout_s, renew=self._renew, patience=patience, **access)
+
+    def patient(self, patience: Patience) -> PrometheusServer:
+        """The same server, asked again while it is away; close it, too."""
+        return self.impatient(self._timeout_s, patience)
 
     def query(self, promql: str, time_s: float | None = None) -> QueryAnswer:
         """Evaluate at one instant; None: now, by the server's own clock.

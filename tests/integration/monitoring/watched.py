@@ -18,22 +18,17 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.integration.metrics.prometheus_server import wait_until_ready
 from tests.integration.metrics.replicas import running_replicas
 from tests.support import exporter_pages as pages
 from tests.support import monitoring_access
+from tests.support.kubelet import certificate
 from tests.support.kubernetes_discovery import ApiServer, Object, node_targets, pod_targets, selected
 from tests.support.monitoring import prometheus_files
 from tests.support.ports import free_port
@@ -84,23 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-
-
-def self_signed(folder: Path) -> Path:
-    """A kubelet's certificate, for the address where Prometheus asks, and its own authority; certificate and key in one file."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a kubelet")])
-    now = datetime.now(UTC)
-    made = x509.CertificateBuilder(
-        name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
-    ).add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
-    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    path = folder / "kubelet.pem"
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, *form)
-        + made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-    )
-    return path
 
 
 def pod_object(
@@ -227,7 +205,7 @@ def _objects(
             "/metrics": lambda now_s: pages.kubelet(now_s, pods=len(known)),
             "/metrics/cadvisor": lambda now_s: pages.cadvisor(now_s, known),
         },
-        self_signed(folder),
+        certificate(folder),
     )
     telemetry = {"name": "telemetry", "containerPort": 1, "protocol": "TCP"}
     state_pod = pod_object("kube-state-metrics-1", "monitoring", state, labels=_app("kube-state-metrics"))
