@@ -43,22 +43,19 @@ BUSY_SHARE = 0.5
 
 
 def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Issue]:
-    """Findings for the whole list; equal ones are said once."""
+    """What is found of the whole list; equal issues are said once."""
     gpus, why_none = gpu_facts()
-    findings = [
-        finding
-        for experiment in experiments
-        for finding in [
-            *mode_of(experiment.sharing).check(experiment, gpus, why_none),
-            *_check_memory(experiment, gpus),
-            *check_layer(experiment),
-            *check_cpus(experiment, gpus),
-        ]
-    ]
+    issues: list[Issue] = []
+    for experiment in experiments:
+        issues += mode_of(experiment.sharing).check(experiment, gpus, why_none)
+        issues += _check_memory(experiment, gpus)
+        issues += check_layer(experiment)
+        issues += check_cpus(experiment, gpus)
     # Each workload once: one that runs already is connected to.
     workloads = {it.model_dump_json(): it for experiment in experiments for it, _ in _workloads(experiment)}
-    findings += [issue for it in workloads.values() for issue in _check_workload(it, gpus, why_none)]
-    return [*dict.fromkeys(findings), *_check_quota(), *_check_rivals()]
+    for workload in workloads.values():
+        issues += _check_workload(workload, gpus, why_none)
+    return [*dict.fromkeys(issues), *_check_load()]
 
 
 def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
@@ -67,60 +64,55 @@ def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
     return [(experiment.workload, experiment.replicas), *beside]
 
 
-def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Issue]:
-    return [
-        *_check_device(workload, gpus, why_none),
-        *_check_extras(workload),
-        *_check_factory(workload),
-        *_check_checkpoint(workload),
-        *(check_server(workload.name, workload.server) if workload.server else ()),
-    ]
+def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:
+    yield from _check_device(workload, gpus, why_none)
+    whose = f"the workload {workload.family}"
+    for module in absent(*_modules(workload)):
+        message = f"{whose} needs {module}, which is not installed."
+        yield Issue(IssueLevel.ERROR, "packages", message, f"Install it: {advice_on(module)}")
+    if workload.factory is not None and not _importable(module := workload.factory.partition(":")[0]):
+        message = f"{whose} is {workload.factory}, and {Path.cwd()} finds no module {module}."
+        advice = "Start the harness in the folder that holds it, or set PYTHONPATH."
+        yield Issue(IssueLevel.ERROR, "factory", message, advice)
+    if workload.checkpoint is not None and not Path(workload.checkpoint).exists():
+        message = f"{whose} loads {workload.checkpoint}, and there is nothing there."
+        advice = "Give the path of a local file or folder, from where the harness is started."
+        yield Issue(IssueLevel.ERROR, "checkpoint", message, advice)
+    if workload.server:
+        yield from check_server(workload.name, workload.server)
 
 
-def _check_extras(workload: WorkloadSpec) -> list[Issue]:
+def _modules(workload: WorkloadSpec) -> list[str]:
     """What the replica imports and the base installation leaves out."""
     needs = [] if workload.own else ["torch", "safetensors"]
     if workload.server is not None and workload.server.protocol is Protocol.OIP_GRPC:
         needs.append("grpc")
     if workload.scenario is not None:
         needs += ["fastapi", "uvicorn"] if workload.scenario.kind is ScenarioKind.HTTP else ["mlperf_loadgen"]
-    return [
-        Issue(
-            IssueLevel.ERROR,
-            "packages",
-            f"the workload {workload.family} needs {module}, which is not installed.",
-            f"Install it: {advice_on(module)}",
-        )
-        for module in absent(*needs)
-    ]
+    return needs
 
 
-def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Issue]:
+def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:
     if gpus and workload.server and workload.device is Device.CUDA and not nvml_names_our_processes():
         message = (
             f"whether the server of the workload {workload.name} is on the GPU will not be checked: this is a container "
             "that numbers its processes by itself."
         )
-        return [
-            Issue(IssueLevel.WARNING, "gpu", message, "Share the host's process ids with it (docker run --pid=host).")
-        ]
+        advice = "Share the host's process ids with it (docker run --pid=host)."
+        yield Issue(IssueLevel.WARNING, "gpu", message, advice)
     wishes = {
         "device cuda": workload.device is Device.CUDA,
         "execution cuda-graph": workload.execution is Execution.CUDA_GRAPH,
         "a stream_priority": workload.stream_priority is not None,
     }
     wish = next((name for name, wished in wishes.items() if wished), "")
-    if gpus or not wish:
-        return []
-    message = f"the workload {workload.family} asks for {wish}, and there is no GPU here ({why_none})."
-    return [
-        Issue(
-            IssueLevel.ERROR,
-            "gpu",
-            message,
-            "Install NVIDIA's driver until nvidia-smi lists the GPU, or set device: cpu and execution: eager, without a stream_priority.",
+    if wish and not gpus:
+        message = f"the workload {workload.family} asks for {wish}, and there is no GPU here ({why_none})."
+        advice = (
+            "Install NVIDIA's driver until nvidia-smi lists the GPU, or set device: cpu and execution: eager, without a "
+            "stream_priority."
         )
-    ]
+        yield Issue(IssueLevel.ERROR, "gpu", message, advice)
 
 
 def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Issue]:
@@ -142,7 +134,7 @@ def _by_gpu(
     here: dict[str, list[tuple[WorkloadSpec, int]]] = {gpu.uuid: [] for gpu in dealt}
     position = 0
     for workload, replicas in _workloads(experiment):
-        taken = Counter(dealt[one % len(dealt)].uuid for one in range(position, position + replicas) if dealt)
+        taken = Counter(dealt[place % len(dealt)].uuid for place in range(position, position + replicas) if dealt)
         position += replicas
         if workload.device is not Device.CPU and not workload.own:
             for uuid, count in taken.items():
@@ -176,18 +168,6 @@ def _too_little(
     return [Issue(IssueLevel.ERROR, what if on_gpu else "memory", message, advice, ReasonCode.OUT_OF_MEMORY)]
 
 
-def _check_factory(workload: WorkloadSpec) -> list[Issue]:
-    if workload.factory is None:
-        return []
-    module = workload.factory.partition(":")[0]
-    if _importable(module):
-        return []
-    message = f"the workload {workload.family} is {workload.factory}, and {Path.cwd()} finds no module {module}."
-    return [
-        Issue(IssueLevel.ERROR, "factory", message, "Start the harness in the folder that holds it, or set PYTHONPATH.")
-    ]
-
-
 def _importable(module: str) -> bool:
     """Whether the top package is there; the rest would need an import, which a replica does."""
     top = module.partition(".")[0]
@@ -200,25 +180,12 @@ def _importable(module: str) -> bool:
         return False
 
 
-def _check_checkpoint(workload: WorkloadSpec) -> list[Issue]:
-    if workload.checkpoint is None or Path(workload.checkpoint).exists():
-        return []
-    message = f"the workload {workload.family} loads {workload.checkpoint}, and there is nothing there."
-    advice = "Give the path of a local file or folder, from where the harness is started."
-    return [Issue(IssueLevel.ERROR, "checkpoint", message, advice)]
-
-
-def _check_quota() -> list[Issue]:
-    usable, quota = len(os.sched_getaffinity(0)), Cgroup().limits().cpus
-    if quota is None or quota >= usable:
-        return []
-    message = f"the cgroup's quota gives {quota:g} of {usable} CPUs: what uses more is throttled."
-    return [Issue(IssueLevel.WARNING, "cpus", message, "Raise the quota, for numbers of the whole machine.")]
-
-
-def _check_rivals() -> list[Issue]:
-    load_1min, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    if load_1min <= BUSY_SHARE * usable:
-        return []
-    message = f"other work runs here (load {load_1min:.1f} on {usable} CPUs) and will be measured with yours."
-    return [Issue(IssueLevel.WARNING, "load", message, "Wait until it is done, for numbers to be compared.")]
+def _check_load() -> Iterator[Issue]:
+    """Whether the CPUs are the harness's to use, and nobody else's."""
+    usable, quota, load_1min = len(os.sched_getaffinity(0)), Cgroup().limits().cpus, os.getloadavg()[0]
+    if quota is not None and quota < usable:
+        message = f"the cgroup's quota gives {quota:g} of {usable} CPUs: what uses more is throttled."
+        yield Issue(IssueLevel.WARNING, "cpus", message, "Raise the quota, for numbers of the whole machine.")
+    if load_1min > BUSY_SHARE * usable:
+        message = f"other work runs here (load {load_1min:.1f} on {usable} CPUs) and will be measured with yours."
+        yield Issue(IssueLevel.WARNING, "load", message, "Wait until it is done, for numbers to be compared.")

@@ -157,12 +157,12 @@ def _try(api: KubernetesApi, spec: KubernetesSpec, group: PodGroup) -> tuple[Obj
     findings = [finding] if finding else []
     if finding and finding.severity is IssueLevel.ERROR:
         return None, findings
-    beside = [each for each in group.beside if each.body["kind"] != "ConfigMap"]  # megabytes, and only counted
-    others = [_create(api, spec, whose, each.body, each.path)[1] for each in [group.owners[0], *beside]]
+    beside = [made for made in group.beside if made.body["kind"] != "ConfigMap"]  # megabytes, and only counted
+    others = [_create(api, spec, whose, made.body, made.path)[1] for made in [group.owners[0], *beside]]
     return pod, [
         *findings,
         *_limited(whose, template["spec"], (pod or template)["spec"]),
-        *(each for each in others if each),
+        *filter(None, others),
     ]
 
 
@@ -223,7 +223,7 @@ def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Issue]
     """Limits that the namespace adds: a replica would be measured with them."""
     added: dict[str, str] = {}
     for before, after in zip(rendered["containers"], completed["containers"], strict=False):
-        stated, limits = ((each.get("resources") or {}).get("limits") or {} for each in (before, after))
+        stated, limits = ((container.get("resources") or {}).get("limits") or {} for container in (before, after))
         added |= {key: value for key, value in limits.items() if key not in stated}
     if added:
         listed = ", ".join(f"{key} {value}" for key, value in added.items())
@@ -272,7 +272,7 @@ def _needed(planned: Sequence[PlannedPods]) -> Amounts:
                 needed[key] += value * count
         for resource in resources.limits.keys() & COMPUTE:  # of everything else requests alone are counted
             needed[f"limits.{resource}"] += resources.limits[resource] * count
-        for body in (each.body for each in (*group.owners, *group.beside)):
+        for body in (made.body for made in (*group.owners, *group.beside)):
             for key in _COUNTED[body["kind"]]:
                 needed[key] += 1
             for key, number in _of_claims(body, count).items():

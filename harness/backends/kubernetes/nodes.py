@@ -117,17 +117,17 @@ def check_gpus(
     for node in usable:
         if less := withdrawn(node, resource):
             yield Issue(IssueLevel.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
-    found = rooms(usable, pods, campaign_id)
-    lending = {room.name: int(room.lends[resource]) for room in found if room.lends.get(resource)}
+    has = rooms(usable, pods, campaign_id)
+    lending = {room.name: int(room.lends[resource]) for room in has if room.lends.get(resource)}
     if not lending:
-        message = f"none of {len(found)} usable nodes advertises {resource}."
+        message = f"none of {len(has)} usable nodes advertises {resource}."
         advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not."
         yield Issue(IssueLevel.ERROR, "gpus", message, advice)
         return
-    fitting = sum(room.fits({resource: Decimal(spec.gpus_per_replica)}) for room in found)
+    fitting = sum(room.fits({resource: Decimal(spec.gpus_per_replica)}) for room in has)
     if fitting < replicas:
         offers = ", ".join(f"{node} offers {slices}" for node, slices in lending.items())
-        held = sum(room.taken(resource) for room in found)
+        held = sum(room.taken(resource) for room in has)
         yield Issue(
             IssueLevel.ERROR,
             "gpus",
@@ -135,7 +135,7 @@ def check_gpus(
             f"{offers}{f', of which others hold {held}' if held else ''}.",
             "Use fewer replicas, or more slices: harness sharing time-slicing --replicas N.",
         )
-    if there := [pod for room in found for pod, amounts in room.held.items() if amounts.get(resource)]:
+    if there := [pod for room in has for pod, amounts in room.held.items() if amounts.get(resource)]:
         more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
         message = f"pods that are not of this campaign hold {resource}: {', '.join(there[:_NAMED])}{more}."
         yield Issue(IssueLevel.WARNING, "gpus", message, HOLDERS_ADVICE)

@@ -57,7 +57,6 @@ class PodReplica:
 
     Attributes:
         uid: of the pod; a pod of the same name with another uid is another replica.
-        experiment: value of the pod's experiment label, the same for all replicas of one attempt.
         image_id: what ran: with its digest where the runtime tells.
         gpu_uuid: of the device it sees; empty on a CPU.
         how: its GPU is seen to be shared.
@@ -72,7 +71,6 @@ class PodReplica:
     node: str
     namespace: str
     port: int
-    experiment: str
     image: str
     image_id: str
     gpu_uuid: str = ""
@@ -191,7 +189,6 @@ def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
         node=str(pod["spec"].get("nodeName") or ""),
         namespace=str(metadata["namespace"]),
         port=int(metadata["annotations"][PORT_ANNOTATION]),
-        experiment=str(metadata["labels"][EXPERIMENT_LABEL]),
         image=str(pod["spec"]["containers"][0]["image"]),
         image_id=str(status.get("imageID") or ""),
         ip=str((pod.get("status") or {}).get("podIP") or ""),
