@@ -391,16 +391,16 @@ def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
                 raise ValueError(cell.absent.get("throughput", "no run of it can be used"))  # noqa: TRY301
             if not alone:
                 raise ValueError("no usable run of one replica to compare with")  # noqa: TRY301
-            speed_up = _one(own) if cell is single else ratio(own, alone, shared(cell, single or cell))
+            speed_up = (
+                Estimate(1.0, None, None, len(own), None, "one by definition")
+                if cell is single
+                else ratio(own, alone, shared(cell, single or cell))
+            )
         except ValueError as error:
             cell.absent |= {"speed_up": str(error), "efficiency": str(error)}
             continue
         cell.speed_up = speed_up
         cell.efficiency = speed_up.scaled(1 / cell.replicas)
-
-
-def _one(figures: Sequence[float]) -> Estimate:
-    return Estimate(1.0, None, None, len(figures), None, "one by definition")
 
 
 def _unfinished(

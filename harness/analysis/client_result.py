@@ -200,7 +200,12 @@ def _scenario(
     if scenario.latency_limit_ms is not None and len(asked):
         good = (asked["status"] == OK) & (latency_ns(asked) <= scenario.latency_limit_ms * NS_PER_MS)
         results |= {"within_limit": round(float(good.mean()), 6), "limit_met": bool(good.mean() >= LIMIT_SHARE)}
-    tests = [_loadgen_test(status) for status in statuses] if scenario.kind in _LOADGEN else []
+    # What LoadGen said of the test in each replica; empty where that had not ended.
+    tests = (
+        [dict(status.get("scenario", {}).get("rounds", {}).get("test", {})) for status in statuses]
+        if scenario.kind in _LOADGEN
+        else []
+    )
     findings = [*_scenario_findings(experiment, requests, results), *_late(requests, results, "load generator")]
     of_tests = _test_reasons(tests)
     reasons = [*(finding.message for finding in findings), *of_tests]
@@ -259,11 +264,6 @@ def _work(experiment: ExperimentSpec) -> Document:
         "mps_limits": experiment.cell.mps_limits,
         "time_slice": experiment.cell.time_slice,
     }
-
-
-def _loadgen_test(status: Mapping[str, Any]) -> Document:
-    """What LoadGen said of the test in one replica; empty when that had not ended."""
-    return dict(status.get("scenario", {}).get("rounds", {}).get("test", {}))
 
 
 def _test_reasons(tests: Sequence[Mapping[str, Any]]) -> list[str]:

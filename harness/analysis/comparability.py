@@ -22,12 +22,8 @@ def _each(values: set[str] | set[str | None]) -> str:
     return ", ".join(sorted(value or "unknown" for value in values)) or "none"
 
 
-def _watts(value: float | None) -> str | None:
-    return None if value is None else f"{value:g} W"
-
-
-def _mhz(value: int | None) -> str | None:
-    return None if value is None else f"{value} MHz"
+def _with_unit(value: float | None, unit: str) -> str | None:
+    return None if value is None else f"{value:g} {unit}"
 
 
 def _memory(size_bytes: int | None) -> str:
@@ -62,22 +58,21 @@ def limits(manifest: Manifest) -> dict[str, str]:
     """What the control groups let the replicas have, as each says, else what they let the harness have; "none" where nothing is limited."""
     hosts = [replica.get("host") or {} for replica in manifest.replicas]
     own = [host["limits"] for host in hosts if "limits" in host] or [manifest.provenance.host.limits]
-    shown = {"CPU limit": ("cpus", "{:g} CPUs".format), "memory limit": ("memory_bytes", _gigabytes)}
+
+    def shown(key: str, in_words: Callable[[float], str]) -> str:
+        return _each({"none" if limit.get(key) is None else in_words(limit[key] or 0.0) for limit in own})
+
     return {
-        name: _each({"none" if limit.get(key) is None else words(limit[key]) for limit in own})
-        for name, (key, words) in shown.items()
+        "CPU limit": shown("cpus", "{:g} CPUs".format),
+        "memory limit": shown("memory_bytes", lambda size_bytes: f"{size_bytes / 1e9:.3g} GB"),
     }
-
-
-def _gigabytes(size_bytes: float) -> str:
-    return f"{size_bytes / 1e9:.3g} GB"
 
 
 MACHINE: dict[str, Callable[[Manifest], str]] = {
     "GPU": gpu_names,
     "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.gpus}),
-    "GPU power limit": lambda manifest: _each({_watts(gpu.power_limit_w) for gpu in manifest.gpus}),
-    "GPU clock": lambda manifest: _each({_mhz(gpu.clock_sm_max_mhz) for gpu in manifest.gpus}),
+    "GPU power limit": lambda manifest: _each({_with_unit(gpu.power_limit_w, "W") for gpu in manifest.gpus}),
+    "GPU clock": lambda manifest: _each({_with_unit(gpu.clock_sm_max_mhz, "MHz") for gpu in manifest.gpus}),
     "CPU": lambda manifest: manifest.provenance.host.cpu_model,
     "CPUs": lambda manifest: str(manifest.provenance.host.cpus),
     "memory": lambda manifest: _memory(manifest.provenance.host.memory_bytes),

@@ -11,17 +11,15 @@ alone. ``requests.py`` reads such files, and the ``.times`` files that sets publ
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from harness.errors import UsageError
-from harness.metrics.nvml import ACTIVITY, six_digits
 from harness.results import requests
 from harness.results.files import read_object, sha256_of, storage_errors
-from harness.results.layout import LATENCIES, MANIFEST, RAW_LATENCIES, REPLICAS, REQUESTS, SAMPLES, SERVICES, TELEMETRY
+from harness.results.layout import LATENCIES, MANIFEST, RAW_LATENCIES, REPLICAS, REQUESTS, SAMPLES, SERVICES
 from harness.results.manifest import SCHEMA_VERSION, Condensed, FileEntry, content_digest, read_manifest
 from harness.results.requests import Nanoseconds, int64_array
 from harness.traffic.records import NONE
@@ -56,10 +54,6 @@ def condense(folder: Path, into: Path, resolution_ns: int) -> dict[str, Path]:
     with storage_errors(into):
         into.mkdir(parents=True, exist_ok=True)
     made = _packed(folder, into, list(manifest.files), resolution_ns)
-    if TELEMETRY in manifest.files and (shorter := _with_six_digits(folder / TELEMETRY)):
-        with storage_errors(into / TELEMETRY):
-            (into / TELEMETRY).write_bytes(shorter)
-        made[TELEMETRY] = [TELEMETRY]
     replaced = {name for sources in made.values() for name in sources} | ({SAMPLES} & manifest.files.keys())
     files = {name: folder / name for name in (MANIFEST, *manifest.files) if name not in replaced}
     listed = {name: entry for name, entry in manifest.files.items() if name not in replaced}
@@ -204,17 +198,3 @@ def _middle(column: Nanoseconds) -> int:
     median = int(np.partition(column, len(column) // 2)[len(column) // 2])
     near = np.count_nonzero((column - median >= -_HALF_BYTE) & (column - median < _HALF_BYTE))
     return median if 2 * near >= len(column) else 0
-
-
-def _with_six_digits(path: Path) -> bytes | None:
-    """The telemetry with the GPU's counters as they are recorded now; None where they are like that already, or not there."""
-    with storage_errors(path, "read"):
-        content = path.read_bytes()
-    head, *lines = content.decode().splitlines()
-    columns = [place for place, name in enumerate(head.split(",")) if re.sub(r"^gpu\d+_", "", name) in ACTIVITY]
-    rows = [line.split(",") for line in lines]
-    for row in rows:
-        for place in columns:
-            row[place] = repr(six_digits(float(row[place]))) if row[place] else ""
-    made = "".join(f"{','.join(row)}\n" for row in [[head], *rows]).encode()
-    return made if made != content else None

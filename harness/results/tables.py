@@ -36,20 +36,12 @@ class Grid:
         return (self.start_s + index * self.step_s for index in range(self.rows))
 
 
-def read_rows(path: Path, metric: str) -> Iterator[MetricRow]:
-    """The rows of one metric CSV, in the file's order.
+def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | None, str]]:
+    """The rows of one metric CSV, in the file's order: series, time in seconds since the epoch, value, reason.
 
     Raises:
         ResultsPathError: a line is not what the harness writes; says which.
         StorageError: the file cannot be read.
-    """
-    return (MetricRow(metric, *cells) for cells in read_cells(path, metric))
-
-
-def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | None, str]]:
-    """What ``read_rows`` gives as tuples, in a third of the time: series, time in seconds since the epoch, value, reason.
-
-    Raises as that does.
     """
     with storage_errors(path, "read"), path.open(newline="", encoding="utf-8") as stream:
         reader = csv.reader(stream)
@@ -74,7 +66,7 @@ def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str
         series: metric to the series its rows are filed under (``all``, ``gpu`` or ``node``).
     """
     for metric, path in paths.items():
-        if path.exists() and next(read_rows(path, metric), None) is not None:
+        if path.exists() and next(read_cells(path, metric), None) is not None:
             continue
         reason = reason_cell(reasons.get(metric, "nothing was recorded"))
         with storage_errors(path), path.open("w", newline="", encoding="utf-8") as stream:

@@ -16,20 +16,12 @@ _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
 
 
 class LoadState(StrEnum):
-    """How loaded, from pressure or utilisation in percent.
-
-    The bands of the field notes behind this project leave gaps (empty < 10 %, modest 40-60 %, high 70-90 %,
-    critical > 90 %); here each band begins where the one below it ends.
-    """
+    """How loaded, from pressure or utilisation: below 10 %, below 70 %, to 90 %, above."""
 
     EMPTY = "empty"
-    """Below 10 %."""
     MODEST = "modest"
-    """10 % to below 70 %."""
     HIGH = "high"
-    """70 % to 90 %."""
     CRITICAL = "critical"
-    """Above 90 %."""
 
 
 def load_state(percent: float) -> LoadState:

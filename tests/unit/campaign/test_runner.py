@@ -28,7 +28,7 @@ from harness.errors import (
 )
 from harness.results.layout import metric_files
 from harness.results.manifest import Status
-from harness.results.tables import read_rows
+from harness.results.tables import read_cells
 from harness.spec import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, WorkloadSpec
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus, fake_sources, gpu_usage, sample
@@ -69,8 +69,8 @@ def test_whoever_watches_is_told_the_figures_that_are_written(stage):
 
     *_, last = (event for event in on.events if isinstance(event, events.RowsRecorded))
     assert {now.series for now in last.now} == {"all", "replica-0", "replica-1"}
-    written = list(read_rows(metric_files(on.folder.final_folder(TWO))["throughput"].path, "throughput"))[-3:]
-    assert {now.series: now.requests_per_s for now in last.now} == {row.series: row.value for row in written}
+    written = list(read_cells(metric_files(on.folder.final_folder(TWO))["throughput"].path, "throughput"))[-3:]
+    assert {now.series: now.requests_per_s for now in last.now} == {series: value for series, _, value, _ in written}
 
 
 def test_what_is_done_is_verified_and_not_repeated(stage):

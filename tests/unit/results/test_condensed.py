@@ -20,7 +20,6 @@ from harness.errors import ResultsPathError, UsageError
 from harness.results import requests
 from harness.results.condensed import condense, pack
 from harness.results.experiment import finalise
-from harness.results.files import sha256_of
 from harness.results.layout import attempt_folder, neighbour_folder, replica_folder
 from harness.results.manifest import read_manifest
 from harness.results.published import unpack
@@ -178,27 +177,6 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     assert original is not None
     assert np.array_equal(exact.rows, original.rows)
     assert np.array_equal(requests.gaps(tmp_path / "1ns", 0), requests.gaps(final, 0))
-
-
-def test_telemetry_gets_the_digits_that_recordings_have_now(tmp_path: Path) -> None:
-    spec, shape = experiment_spec("resnet50", 1, 1, Shape(record_s=20)), Shape(record_s=20)
-    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
-    manifest = write_attempt(attempt, spec, shape, START_S)
-    head = "timestamp,elapsed_s,gpu0_power_w,gpu0_sm_active_percent,host_cpu_percent\n"
-    row = "2026-11-24T15:40:17.524Z,0.250,368.338123456,{},6.6300001234\n"
-    written = "".join((head, row.format("65.7042347171885"), row.format("")))
-    (attempt / "telemetry.csv").write_text(written)
-    final = tmp_path / spec.experiment_id
-    finalise(attempt, final, manifest)
-    files = condense(final, tmp_path / "1us", US)
-
-    assert files["telemetry.csv"].read_text() == "".join((head, row.format("65.7042"), row.format("")))
-    condensed = read_manifest(tmp_path / "1us")
-    assert condensed.files["telemetry.csv"].sha256 == sha256_of(files["telemetry.csv"])
-    assert condensed.condensed is not None
-    assert condensed.condensed.recorded["telemetry.csv"].sha256 == sha256_of(final / "telemetry.csv")
-    (final / "telemetry.csv").write_text(files["telemetry.csv"].read_text())
-    assert condense(final, tmp_path / "again", US)["telemetry.csv"] == final / "telemetry.csv"
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 250])

@@ -17,7 +17,7 @@ from harness.results import Manifest, Status, finalise, read_manifest, requests,
 from harness.results.condensed import condense
 from harness.results.layout import metric_files
 from harness.results.manifest import content_digest
-from harness.results.tables import read_rows
+from harness.results.tables import read_cells
 from harness.traffic.records import NONE
 from tests.unit.results.synthetic import (
     GPU_METRICS,
@@ -121,7 +121,7 @@ def test_an_attempt_that_recorded_nothing_still_says_so_in_every_file(tmp_path: 
     finalise(tmp_path / "attempt", final, manifest)
     assert verify_experiment(final).ok
     for metric, file in metric_files(final).items():
-        assert {row.reason for row in read_rows(file.path, metric)} == {reasons[metric]}
+        assert {reason for *_, reason in read_cells(file.path, metric)} == {reasons[metric]}
     assert len(metric_files(final)) == len(METRICS)
 
 
@@ -133,7 +133,7 @@ def test_a_long_reason_is_cut_in_the_tables_and_whole_in_the_manifest(tmp_path: 
     (tmp_path / "attempt").mkdir()
     final = tmp_path / spec.experiment_id
     finalise(tmp_path / "attempt", final, manifest)
-    (reason,) = {row.reason for row in read_rows(metric_files(final)["io_psi"].path, "io_psi")}
+    (reason,) = {reason for *_, reason in read_cells(metric_files(final)["io_psi"].path, "io_psi")}
     assert len(reason) == 240
     assert story.startswith(reason.removesuffix("..."))
     assert read_manifest(final).absent_metrics["io_psi"] == story
@@ -263,7 +263,7 @@ def test_rows_are_checked_even_when_the_hashes_fit(tmp_path: Path, damage: Damag
 def test_a_line_that_is_not_ours_is_named(tmp_path: Path, damage: Damage, complaint: str) -> None:
     path, _ = damaged_attempt(tmp_path / "attempt", damage)
     with pytest.raises(ResultsPathError, match=complaint) as caught:
-        list(read_rows(path, "io_psi"))
+        list(read_cells(path, "io_psi"))
     assert path.name in str(caught.value)
 
 

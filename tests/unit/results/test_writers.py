@@ -14,7 +14,7 @@ from harness.errors import ConflictError, StorageError
 from harness.metrics.rows import MetricRow
 from harness.results import ExperimentWriter, Manifest, atomic_write, finalise, verify_experiment
 from harness.results.layout import from_iso, iso, metric_files
-from harness.results.tables import read_rows
+from harness.results.tables import read_cells
 from tests.unit.results.synthetic import METRICS, START_S, Shape, experiment_spec, row_of_everything, write_attempt
 
 
@@ -69,9 +69,11 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     ]
     with writer_in(tmp_path) as writer:
         writer.write(rows)
-    back = list(read_rows(metric_files(tmp_path)["throughput"].path, "throughput"))
-    assert [(row.series, row.value, row.reason) for row in back] == [(r.series, r.value, r.reason) for r in rows]
-    assert [row.timestamp_s for row in back] == pytest.approx([row.timestamp_s for row in rows], abs=5e-4)
+    back = list(read_cells(metric_files(tmp_path)["throughput"].path, "throughput"))
+    assert [(series, value, reason) for series, _, value, reason in back] == [
+        (row.series, row.value, row.reason) for row in rows
+    ]
+    assert [time_s for _, time_s, _, _ in back] == pytest.approx([row.timestamp_s for row in rows], abs=5e-4)
 
 
 def test_time_round_trips_to_the_millisecond() -> None:
@@ -118,7 +120,7 @@ def check_full_disk(folder: Path, *, match: str) -> None:
     assert str(folder) in str(caught.value)
     assert written > 10
     for metric, file in metric_files(folder).items():
-        rows = list(read_rows(file.path, metric))  # every line parses: the torn one was cut off
+        rows = list(read_cells(file.path, metric))  # every line parses: the torn one was cut off
         assert len(rows) in {written, written + 1}
 
 
