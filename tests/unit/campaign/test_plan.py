@@ -36,19 +36,14 @@ def test_the_published_matrix_is_nine_experiments_of_ten_hours_and_135_files():
     assert estimate(experiments).starts_s == pytest.approx(9 * 4 + 0.8 * replicas)
 
 
-def test_listed_runs_the_repeats_of_a_cell_in_a_row():
-    assert ids(campaign(repeats=2, order=Order.LISTED)) == [
-        "tiny_r1_time-slicing_rep1",
-        "tiny_r1_time-slicing_rep2",
-        "tiny_r2_time-slicing_rep1",
-        "tiny_r2_time-slicing_rep2",
-    ]
+@pytest.mark.parametrize(
+    ("order", "runs"),
+    [(Order.LISTED, [(1, 1), (1, 2), (2, 1), (2, 2)]), (Order.INTERLEAVED, [(1, 1), (2, 1), (1, 2), (2, 2)])],
+)
+def test_listed_runs_the_repeats_of_a_cell_in_a_row_and_interleaved_one_of_everything_first(order, runs):
+    names = [f"tiny_r{replicas}_time-slicing_rep{repeat}" for replicas, repeat in runs]
 
-
-def test_interleaved_runs_one_repeat_of_everything_first():
-    assert [name.rpartition("_")[2] for name in ids(campaign(repeats=2, order=Order.INTERLEAVED))] == ["rep1"] * 2 + [
-        "rep2"
-    ] * 2
+    assert ids(campaign(repeats=2, order=order)) == names
 
 
 def test_random_is_a_permutation_within_each_repeat_and_the_same_for_the_same_seed():
@@ -83,9 +78,8 @@ def test_a_cluster_is_switched_as_seldom_as_one_repeat_after_the_other_allows(or
 
     blocks = setups(spec)
 
-    assert (
-        len(blocks) == 5 + 3 * 4
-    )  # exclusive, time-slicing and mps with 1, 3, 8; a repeat begins where the last ended
+    # Exclusive, time-slicing and mps with 1, 3, 8; a repeat begins where the last ended.
+    assert len(blocks) == 5 + 3 * 4
     assert sorted(ids(spec)) == sorted(ids(campaign(**SWITCHED, order=Order.LISTED)))
     alone = campaign(**SWITCHED | {"sharing": [Sharing.TIME_SLICING]}, order=order, seed=3)
     local = campaign(**{key: value for key, value in SWITCHED.items() if key in {"workloads", "replicas", "repeats"}},
@@ -127,9 +121,7 @@ def test_ids_differ_between_variants_of_one_model():
 def test_exclusive_is_left_out_where_replicas_outnumber_the_gpus():
     spec = campaign(sharing=[Sharing.EXCLUSIVE, Sharing.MPS], replicas=[1, 2, 3], gpus=2, mps=MpsSpec(share=["1/N"]))
 
-    found = [(each.sharing, each.replicas, each.gpus, each.mps) for each in expand(spec)]
-
-    assert found == [
+    assert [(run.sharing, run.replicas, run.gpus, run.mps) for run in expand(spec)] == [
         (Sharing.EXCLUSIVE, 1, 2, None),
         (Sharing.EXCLUSIVE, 2, 2, None),
         *((Sharing.MPS, replicas, 2, MpsLimits(share="1/N")) for replicas in (1, 2, 3)),
@@ -162,16 +154,6 @@ def test_every_load_of_a_stress_campaign_is_raised_under_each_limit_of_mps():
     ]
 
 
-@pytest.mark.parametrize("order", list(Order))
-def test_the_conditions_of_a_limit_of_mps_follow_each_other(order):
-    spec = campaign(replicas=[1, 2], conditions=[ALONE, BESIDE], order=order, seed=3, repeats=2, **SWEPT)
-    planned = [(each.replicas, each.cell.mode, each.condition_name) for each in expand(spec)]
-
-    assert all(
-        one[:2] == other[:2] and one[2] != other[2] for one, other in zip(planned[::2], planned[1::2], strict=True)
-    )
-
-
 ALONE = ConditionSpec(name="alone")
 BESIDE = ConditionSpec(
     name="beside-two",
@@ -193,8 +175,8 @@ def test_conditions_multiply_the_matrix_and_stand_in_the_ids():
 
 @pytest.mark.parametrize("order", list(Order))
 def test_the_conditions_of_a_cell_follow_each_other_within_each_repeat(order):
-    spec = campaign(replicas=[1, 2, 3], repeats=4, conditions=[ALONE, BESIDE], order=order, seed=3)
-    planned = [(each.replicas, each.repeat, each.condition_name) for each in expand(spec)]
+    spec = campaign(replicas=[1, 2, 3], repeats=4, conditions=[ALONE, BESIDE], order=order, seed=3, **SWEPT)
+    planned = [(run.replicas, (run.repeat, run.cell.mode), run.condition_name) for run in expand(spec)]
 
     pairs = list(zip(planned[::2], planned[1::2], strict=True))
 

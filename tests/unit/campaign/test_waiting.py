@@ -15,22 +15,21 @@ GONE = Issue(IssueLevel.ERROR, "prometheus", "Prometheus cannot be reached.", aw
 
 
 class Outage(FakeBackend):
-    """GONE is found before the second experiment, for ``back_s`` seconds."""
+    """GONE is found for ``back_s`` seconds before each experiment but ``spared``."""
 
-    def __init__(self, clock, back_s, *also):
+    def __init__(self, clock, back_s, *also, spared=ONE):
         super().__init__()
-        self.clock, self.back_s, self.also = clock, back_s, also
-        self.since_s = None
+        self.clock, self.back_s, self.also, self.spared, self.since_s = clock, back_s, also, spared, {}
 
     def check(self, experiments):
-        if experiments[0].experiment_id == ONE:
-            return ()
-        self.since_s = self.clock.now_s() if self.since_s is None else self.since_s
-        return (GONE, *self.also) if self.clock.now_s() - self.since_s < self.back_s else ()
+        name = experiments[0].experiment_id
+        since_s = self.since_s.setdefault(name, self.clock.now_s())
+        is_back = name == self.spared or self.clock.now_s() - since_s >= self.back_s
+        return () if is_back else (GONE, *self.also)
 
 
-def outage(on, back_s, *also):
-    on.backend = Outage(on.clock, back_s, *also)
+def outage(on, back_s, *also, spared=ONE):
+    on.backend = Outage(on.clock, back_s, *also, spared=spared)
     return on.runner()
 
 
@@ -43,11 +42,7 @@ def test_what_goes_away_between_experiments_is_waited_for_and_no_attempt_is_lost
     runner = outage(on, 600)
     notes = []
 
-    def react(event):
-        if isinstance(event, events.Notice) and "waits up to" in event.message:
-            notes.extend(one.note for one in campaign_status(on.folder.path).experiments if one.status == "pending")
-
-    on.react = react
+    on.when(events.Notice, lambda: notes.append(campaign_status(on.folder.path).experiments[1].note))
     assert runner.run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
 
     assert said_of_waiting(on) == [
@@ -55,31 +50,18 @@ def test_what_goes_away_between_experiments_is_waited_for_and_no_attempt_is_lost
         f"{TWO} goes on: what was away is back after 600 s.",
     ]
     assert on.manifest(TWO).steps["preflight"].reasons == [f"waited 600 s for what was away: {GONE.message}"]
-    assert notes == ["waits up to 3600 s for what is away: Prometheus cannot be reached."]
+    assert notes[0] == "waits up to 3600 s for what is away: Prometheus cannot be reached."
     assert on.manifest(TWO).attempt == 1
     assert on.manifest(TWO).verdict.reasons == []
 
 
-class Restarting(FakeBackend):
-    """GONE is found before every experiment, for 30 s."""
-
-    def __init__(self, clock):
-        super().__init__()
-        self.clock, self.since_s = clock, {}
-
-    def check(self, experiments):
-        since_s = self.since_s.setdefault(experiments[0].experiment_id, self.clock.now_s())
-        return (GONE,) if self.clock.now_s() - since_s < 30 else ()
-
-
 def test_a_prometheus_that_is_restarted_at_every_boundary_of_nine_costs_none_of_them(stage):
     on = stage(replicas=[1, 3, 8], repeats=3, limits=Limits(retries=0))
-    on.backend = Restarting(on.clock)
 
-    statuses = on.runner().run().statuses
+    verdicts = outage(on, 30, spared="").run().statuses
 
-    assert list(statuses.values()) == [Status.VALID] * 9
-    assert {on.manifest(name).attempt for name in statuses} == {1}
+    assert list(verdicts.values()) == [Status.VALID] * 9
+    assert {on.manifest(name).attempt for name in verdicts} == {1}
     assert len(said_of_waiting(on)) == 18, "once when it is gone, once when it is back"
 
 
@@ -236,18 +218,14 @@ def test_a_registry_that_is_away_is_waited_for_within_one_attempt_that_says_so(s
     on.backend = FakeBackend(**{f"{where}_errors": [NO_REGISTRY] * 5})
     notes = []
 
-    def react(event):
-        if isinstance(event, events.Notice) and "waits up to" in event.message:
-            notes.append(campaign_status(on.folder.path).experiments[0].note)
-
-    on.react = react
+    on.when(events.Notice, lambda: notes.append(campaign_status(on.folder.path).experiments[0].note))
     assert on.runner().run().statuses == {ONE: Status.VALID}
 
     assert said_of_waiting(on) == [
         f"{ONE} waits up to 3600 s for what is away: {NO_REGISTRY.message}",
         f"{ONE} goes on: what was away is back after {waited_s} s.",
     ]
-    assert notes == [f"waits up to 3600 s for what is away: {NO_REGISTRY.message}"]
+    assert notes[0] == f"waits up to 3600 s for what is away: {NO_REGISTRY.message}"
     assert on.steps(ONE) == ["preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down"]
     manifest, remark = on.manifest(ONE), f"waited {waited_s} s for what was away: {NO_REGISTRY.message}"
     assert manifest.steps[step].reasons == [remark]
