@@ -116,9 +116,7 @@ def crashes(
         yield Finding(Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {victims}{end}")
         return
     if left_s <= 0:
-        message = (
-            f"Whether the victim survives is not known: the crash came {-left_s:.1f} s after the recording. {how}."
-        )
+        message = f"Unknown whether the victim survives: the crash came {-left_s:.1f} s after the recording. {how}."
         yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
         return
     after_crash = requests_within(folder, Window(crash_s, window.end_s))
@@ -143,9 +141,7 @@ def lack_of_memory(
         held_gb = sum(int(status.get("held_bytes_most") or 0) for status in reports) / 1e9
         starved = [death for death in deaths if not death.neighbour and death.code is ReasonCode.OUT_OF_MEMORY]
         if not (refusals or starved):
-            held = (
-                f"it held {held_gb:.1f} GB at most and was refused none" if reports else "it did not say what it held"
-            )
+            held = f"it held at most {held_gb:.1f} GB, refused none" if reports else "it did not say what it held"
             message = f"Who runs out of memory beside {name} is not known: {held}."
             yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
             continue

@@ -67,9 +67,7 @@ class CampaignSpec(StrictModel):
     workloads: Annotated[list[WorkloadSpec], BeforeValidator(settings_of), Apart] = Field(
         min_length=1, description="What the replicas run."
     )
-    replicas: Annotated[list[Replicas], Apart] = Field(
-        min_length=1, description="Replica counts to compare, e.g. [1, 3, 8]."
-    )
+    replicas: Annotated[list[Replicas], Apart] = Field(min_length=1, description="Counts to compare, e.g. [1, 3, 8].")
     slo: SloSpec | None = Field(
         None,
         description="Objective, decided from each experiment: ttft, itl and tpot of streams, latency of any workload, each at p50, "
@@ -106,9 +104,7 @@ class CampaignSpec(StrictModel):
     )
     seed: int = Field(0, ge=0, description="Seed of the random order.")
     timing: Timing = Field(default_factory=Timing, description="Seconds of every phase; left out, 30, 120 and 10.")
-    metrics: MetricSelection | list[str] = Field(
-        MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
-    )
+    metrics: MetricSelection | list[str] = Field(MetricSelection.ALL, description="`all`, or names of the catalogue.")
     limits: Limits = Field(default_factory=Limits, description="Where to stop.")
 
     @model_validator(mode="after")
@@ -150,9 +146,7 @@ class CampaignSpec(StrictModel):
             if self.slo is not None and self.slo.of_tokens and (server is None or not server.streams):
                 raise ValueError(f"`slo` limits times of tokens, and answers of {name} are no streams.")
             if known is not None and scenario is not None and scenario.kind is not ScenarioKind.HTTP:
-                raise ValueError(
-                    f"`timing.stop_when_known` would cut LoadGen's test of {name} short: remove one of the two."
-                )
+                raise ValueError(f"`timing.stop_when_known` would cut LoadGen's test of {name} short: remove one.")
             if known is not None and server is not None and server.ramp_to is not None:
                 raise ValueError(
                     f"`timing.stop_when_known` takes the rate of {name} to stay what it is, and `ramp_to` changes it: "
@@ -178,9 +172,7 @@ class CampaignSpec(StrictModel):
             raise ValueError("`stress` has prices for the tokens of servers within an objective: give the `slo`.")
         for workload in self.workloads:
             if self.stress.load is StressLoad.BATCH and (workload.server or workload.scenario):
-                raise ValueError(
-                    f"the workload {workload.name} has no batch to raise: that is of a model in the closed loop."
-                )
+                raise ValueError(f"the workload {workload.name} has no batch to raise: only a closed loop has.")
             if self.stress.load is StressLoad.RATE and not workload.has_rate:
                 raise ValueError(
                     f"the workload {workload.name} has no rate to raise: give it a `scenario` server or http, or its `server` a "
@@ -196,9 +188,7 @@ class CampaignSpec(StrictModel):
                     f"`{name}` has no effect without {mode.value} among the sharing modes: add it to `sharing`, or remove `{name}`."
                 )
         if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
-            raise ValueError(
-                f"sharing exclusive needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
-            )
+            raise ValueError(f"sharing exclusive needs a GPU per replica: no count is as low as `gpus` ({self.gpus}).")
         if self.time_slice and not self.by_claims:
             raise ValueError("`time_slice` is set by claims alone: say `kubernetes.sharing_by: dra`, or leave it out.")
         return self
@@ -262,13 +252,9 @@ class CampaignSpec(StrictModel):
         if wanted is None:
             return self
         if self.stress is not None:
-            raise ValueError(
-                "`stress` takes a number of `repeats`, of its last good point: `until_known` has no use there."
-            )
+            raise ValueError("`stress` takes a number of `repeats`, of its last good point, and no `until_known`.")
         if self.order is Order.LISTED:
-            raise ValueError(
-                "`repeats.until_known` judges after one repeat of every cell: `order` must be interleaved or random."
-            )
+            raise ValueError("`repeats.until_known` judges block by block: `order` must be interleaved or random.")
         cells = len(self.cells())
         least_s = FIRST_LOOK * cells * self.timing.phases_s
         if wanted.budget_s < least_s:

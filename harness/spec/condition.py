@@ -88,9 +88,7 @@ class LayerSpec(StrictModel):
     @model_validator(mode="after")
     def _says_something_once(self) -> LayerSpec:
         if not (self.prefix or self.environment or self.preload):
-            raise ValueError(
-                "a layer needs `prefix`, `environment` or `preload`; leave `layer` out where there is none."
-            )
+            raise ValueError("a layer needs `prefix`, `environment` or `preload`; without one leave `layer` out.")
         if self.preload and PRELOAD_VARIABLE in self.environment:
             raise ValueError(f"`preload` sets {PRELOAD_VARIABLE}: keep one of them.")
         if self.preload_image and not _IN_IMAGE.fullmatch(self.preload or ""):
@@ -107,9 +105,7 @@ class ConditionSpec(StrictModel):
     neighbours: Annotated[list[NeighbourSpec], Apart] = Field(
         [], description="Workloads that run beside the measured one; their metrics are recorded, too."
     )
-    layer: LayerSpec | None = Field(
-        None, description="Command prefix, environment or library of the measured replicas; null means none."
-    )
+    layer: LayerSpec | None = Field(None, description="Prefix, environment or library of the measured replicas.")
 
     @property
     def in_words(self) -> str:

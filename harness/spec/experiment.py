@@ -52,9 +52,7 @@ class SloSpec(StrictModel):
     @model_validator(mode="after")
     def _says_something(self) -> SloSpec:
         if not self.model_dump(exclude_none=True):
-            raise ValueError(
-                "it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms, tpot_p99_ms or error_rate."
-            )
+            raise ValueError("it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms or error_rate.")
         return self
 
     def limits(self) -> Iterator[tuple[str, str, float, float]]:
@@ -86,9 +84,7 @@ class Limits(StrictModel):
     """Where to stop."""
 
     max_hours: Positive | None = Field(None, description="Refuse a plan that takes longer; null means no limit.")
-    max_disk_gb: Positive | None = Field(
-        None, description="Refuse a plan that writes more; null means free space decides."
-    )
+    max_disk_gb: Positive | None = Field(None, description="Refuse a plan that writes more; null: the disk decides.")
     on_replica_death: OnReplicaDeath = Field(
         OnReplicaDeath.DEGRADE,
         description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",

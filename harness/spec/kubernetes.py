@@ -47,9 +47,7 @@ class PrometheusLabels(StrictModel):
 
     pod: str = Field("pod", description="Label with the pod's name.")
     node: str = Field("node", description="Label with the node's name.")
-    gpu_node: str = Field(
-        "node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's exporter."
-    )
+    gpu_node: str = Field("node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's.")
 
 
 class PrometheusAccess(StrictModel):
@@ -81,9 +79,7 @@ class PrometheusAccess(StrictModel):
     @model_validator(mode="after")
     def _one_token(self) -> PrometheusAccess:
         if self.secret is not None and self.differs("token_file", "token_env", "ca_file"):
-            raise ValueError(
-                "`secret` gives the login and the authority: leave `token_file`, `token_env` and `ca_file` out."
-            )
+            raise ValueError("`secret` gives login and authority: leave `token_file`, `token_env` and `ca_file` out.")
         if self.token_file is not None and self.token_env is not None:
             raise ValueError("`token_file` and `token_env` both give the token: keep one of them.")
         return self
@@ -104,20 +100,14 @@ class KubernetesSpec(PodSettings):
         WorkloadKind.DEPLOYMENT,
         description="deployment, or job: pods that end by themselves when the experiment's time is over.",
     )
-    gpu_resource: str = Field(
-        "nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource of a slice."
-    )
-    gpus_per_replica: int = Field(
-        1, ge=0, le=64, description="Slices that one replica asks for; 0 means none: replicas on the CPU."
-    )
+    gpu_resource: str = Field("nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Of a slice.")
+    gpus_per_replica: int = Field(1, ge=0, le=64, description="Slices that one replica asks for; 0: it is on the CPU.")
     sharing_by: SharingBy = Field(
         SharingBy.DEVICE_PLUGIN,
         description="device-plugin (slices of `gpu_resource`), or dra: claims for NVIDIA's DRA driver, each of which says how "
         "its GPU is shared.",
     )
-    expected_gpus: Count | None = Field(
-        None, description="GPUs that the replicas' nodes must have between them; null means any number."
-    )
+    expected_gpus: Count | None = Field(None, description="GPUs of all the replicas' nodes together; null: any number.")
     load_generators: int = Field(
         1,
         ge=1,
@@ -136,9 +126,7 @@ class KubernetesSpec(PodSettings):
         description="What NVIDIA's MIG manager divides the GPUs into under mig, a value of the label nvidia.com/mig.config, "
         "e.g. all-1g.18gb; under the other modes they are whole. null means that instances are as they are.",
     )
-    switch_timeout_s: UpToADay = Field(
-        300.0, description="Seconds until the nodes have to show a mode that they were switched to."
-    )
+    switch_timeout_s: UpToADay = Field(300.0, description="Seconds until nodes must show a mode they were switched to.")
     runtime_class: ObjectName | None = Field(
         "nvidia",
         description="RuntimeClass of replicas that ask for a GPU; null where the default runtime (or CDI) hands it out.",

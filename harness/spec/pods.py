@@ -155,15 +155,9 @@ class PodSettings(StrictModel):
     labels: dict[LabelKey, LabelValue] = Field(
         {}, description="Labels of the pods and of their owner beside the harness's, e.g. {team: ml}."
     )
-    annotations: dict[LabelKey, str] = Field(
-        {}, description="Annotations of the pods, e.g. {sidecar.istio.io/inject: 'false'}."
-    )
-    image_pull_secrets: list[Subdomain] = Field(
-        [], description="Secrets of the namespace with the credentials of the image's registry."
-    )
-    priority_class: Subdomain | None = Field(
-        None, description="PriorityClass of the pods; null means the cluster's default."
-    )
+    annotations: dict[LabelKey, str] = Field({}, description="Annotations, e.g. {sidecar.istio.io/inject: 'false'}.")
+    image_pull_secrets: list[Subdomain] = Field([], description="Secrets with the credentials of the image's registry.")
+    priority_class: Subdomain | None = Field(None, description="PriorityClass; null means the cluster's default.")
     queue_name: ObjectName | None = Field(
         None, description="LocalQueue of Kueue that admits each experiment, with kind job; null means none."
     )
@@ -182,9 +176,7 @@ class PodSettings(StrictModel):
         [],
         description="Requirements that a node must meet, all of them, e.g. [{key: pool, operator: In, values: [a, b]}].",
     )
-    tolerations: list[Toleration] = Field(
-        [], description="Taints that replicas tolerate, e.g. [{key: nvidia.com/gpu}]."
-    )
+    tolerations: list[Toleration] = Field([], description="Taints that they tolerate, e.g. [{key: nvidia.com/gpu}].")
 
     reserve: Resources = Field(
         {},

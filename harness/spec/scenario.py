@@ -75,9 +75,7 @@ class ScenarioSpec(StrictModel):
     max_queue: int | None = Field(
         None, ge=1, le=1_000_000, description="http: inputs that may wait; more are refused with 429. null means 256."
     )
-    max_clients: int | None = Field(
-        None, ge=1, le=900, description="http: connections of the load generator; null means 512."
-    )
+    max_clients: int | None = Field(None, ge=1, le=900, description="http: connections of its client; null means 512.")
 
     @property
     def open_loop(self) -> bool:
@@ -93,9 +91,7 @@ class ScenarioSpec(StrictModel):
     def _fields_fit_the_kind(self) -> ScenarioSpec:
         self.refuse_without_effect(self.kind, _HAS_EFFECT)
         if self.open_loop and self.rate is None:
-            raise ValueError(
-                f"scenario {self.kind.value} needs `rate`, the requests per second that each replica is sent."
-            )
+            raise ValueError(f"scenario {self.kind.value} needs `rate`: requests per second and replica.")
         return self
 
     def test_s(self, record_s: float) -> float:

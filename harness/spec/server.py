@@ -99,9 +99,7 @@ class ReadySpec(StrictModel):
     path: UrlPath | None = Field(None, description="GET of this path answers 200, e.g. /health.")
     log: Annotated[
         Text | None,
-        Lacking(
-            KUBERNETES, "a container sees the port of the one beside it, and not what it prints", "Use `path` or `tcp`."
-        ),
+        Lacking(KUBERNETES, "a container sees the port of the one beside it, not its output", "Use `path` or `tcp`."),
     ] = Field(None, description="A line of its output has a match of this regular expression.")
     tcp: bool = Field(False, description="Its port takes connections.")
 
@@ -185,11 +183,9 @@ class ServerSpec(StrictModel):
         description="What shows that it is up: {path: /health}, {log: regex} or {tcp: true}; with oip it is {path: "
         "/v2/health/ready} unless given.",
     )
-    stop_timeout_s: UpToTenMinutes = Field(
-        10.0, description="Seconds it may take to end after SIGTERM; then it is killed."
-    )
+    stop_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds to end after SIGTERM; then it is killed.")
     protocol: Protocol = Field(
-        Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc, or own with `client`."
+        Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc or own."
     )
     client: FactoryPath | None = Field(
         None,
@@ -205,20 +201,14 @@ class ServerSpec(StrictModel):
         min_length=1,
         description="oip, oip-grpc: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
     )
-    stream: bool = Field(
-        True, description="OpenAI: tokens are sent as they are made (server-sent events). own: the client tells each."
-    )
-    extra_body: dict[str, Any] = Field(
-        {}, description="OpenAI: more fields of the body, e.g. {ignore_eos: true} for vLLM."
-    )
+    stream: bool = Field(True, description="OpenAI: server-sent events, token by token. own: the client tells each.")
+    extra_body: dict[str, Any] = Field({}, description="OpenAI: more fields of the body, e.g. {ignore_eos: true}.")
     method: Literal["GET", "POST"] = Field("POST", description="http: GET or POST.")
     body: str | dict[str, Any] | None = Field(
         None,
         description="http: text or JSON object that is sent; {prompt}, {output_tokens}, {image} and {audio} are filled in. null: nothing.",
     )
-    success: SuccessSpec = Field(
-        SuccessSpec(), description="http: which answer counts as one, e.g. {status: 200, contains: label}."
-    )
+    success: SuccessSpec = Field(SuccessSpec(), description="http: what an answer is, e.g. {status: 200, contains: x}.")
     headers: dict[str, str] = Field({}, description="More headers of every request.")
     api_key_env: Annotated[
         VariableName | None,
@@ -240,13 +230,9 @@ class ServerSpec(StrictModel):
         None,
         description="What it publishes of itself is recorded beside the client's times: {path: /metrics, port: null, step_s: 5}.",
     )
-    concurrency: UpTo4096 | None = Field(
-        None, description="Closed loop: requests in flight per server; null without `rate` means 1."
-    )
+    concurrency: UpTo4096 | None = Field(None, description="Closed loop: requests in flight per server; null means 1.")
     rate: Rate | None = Field(None, description="Open loop: requests per second and server, however long answers take.")
-    arrivals: ServerArrivals | None = Field(
-        None, description="With `rate`: poisson (null means it), constant or gamma."
-    )
+    arrivals: ServerArrivals | None = Field(None, description="With `rate`: poisson (also null), constant or gamma.")
     burstiness: float | None = Field(
         None,
         ge=0.01,
@@ -264,9 +250,7 @@ class ServerSpec(StrictModel):
     max_in_flight: UpTo4096 = Field(
         1024, description="With `rate` or `trace`: requests on their way at once; more wait, and their latency counts."
     )
-    request_timeout_s: WithinADay = Field(
-        60.0, description="Seconds after which a request without a whole answer has failed."
-    )
+    request_timeout_s: WithinADay = Field(60.0, description="Seconds until a request without a whole answer fails.")
 
     @property
     def of_this_machine(self) -> bool:
@@ -325,9 +309,7 @@ class ServerSpec(StrictModel):
     def _started_or_running(self) -> ServerSpec:
         """No message shows an address: it may hold a password."""
         if bool(self.command or self.image) is bool(self.url):
-            raise ValueError(
-                "give either `command` or `image`, which the harness starts, or `url` of what runs already."
-            )
+            raise ValueError("give either `command` or `image`, which is started, or `url` of what runs already.")
         if any(urlsplit(url).username is not None for url in self.url):
             raise ValueError(
                 "`url` holds a name or a password, and the file is kept with the results: leave it out, and name a variable "
@@ -428,13 +410,9 @@ class ServerSpec(StrictModel):
             if in_body and not given:
                 raise ValueError(f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`.")
             if given and self.requests.file is not None:
-                raise ValueError(
-                    f"`requests.file` says what is asked: leave `{name}` out, or put it into the file's `messages`."
-                )
+                raise ValueError(f"`requests.file` says what is asked: leave `{name}` out, or put it into the file.")
             if given and not in_body and self.protocol is not Protocol.OPENAI_CHAT:
-                raise ValueError(
-                    f"`requests.{name}` goes with protocol openai-chat, or with http and a `body` that holds {{{name}}}."
-                )
+                raise ValueError(f"`requests.{name}` goes with protocol openai-chat, or a `body` with {{{name}}}.")
         return self
 
     @model_validator(mode="before")
@@ -452,6 +430,6 @@ class ServerSpec(StrictModel):
             raise ValueError(f"protocol {self.protocol.value} needs `{missing}`.")
         if self.requests.file is not None and self.protocol in {*OPEN_INFERENCE, Protocol.OWN}:
             raise ValueError(
-                f"`requests.file` holds texts and bodies, which protocol {self.protocol.value} does not send: leave it out."
+                f"`requests.file` holds texts, which protocol {self.protocol.value} does not send: leave it out."
             )
         return self

@@ -52,9 +52,7 @@ class RequestsSpec(StrictModel):
         LengthSpec(mean=128),
         description="Length of synthetic inputs; one short word counts as one token without `tokenizer`.",
     )
-    output_tokens: LengthSpec = Field(
-        LengthSpec(mean=64), description="Tokens asked for (max_tokens), where the file does not say it."
-    )
+    output_tokens: LengthSpec = Field(LengthSpec(mean=64), description="max_tokens, where the file does not say it.")
     tokenizer: Text | None = Field(
         None,
         description="Folder with tokenizer.json, or that file, on this machine: synthetic texts have exactly the drawn number of its "
@@ -116,9 +114,7 @@ class TensorSpec(StrictModel):
     def _as_many_as_the_shape_says(self) -> TensorSpec:
         size = math.prod(self.shape)
         if size > MOST_ELEMENTS:
-            raise ValueError(
-                f"tensor {self.name} has {size} elements, and {MOST_ELEMENTS} are the most of one request."
-            )
+            raise ValueError(f"tensor {self.name} has {size} elements; {MOST_ELEMENTS} are the most of one request.")
         if self.data is not None and len(self.data) != size:
             raise ValueError(f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}.")
         return self
@@ -135,7 +131,5 @@ class OwnMetricsSpec(StrictModel):
     """Where the server publishes metrics of its own, in Prometheus's text format."""
 
     path: UrlPath = Field("/metrics", description="Path of the page.")
-    port: Port | None = Field(
-        None, description="Port of replica 0's, the others follow; null means the port of the requests."
-    )
+    port: Port | None = Field(None, description="Port of replica 0's, the others follow; null: that of the requests.")
     step_s: float = Field(5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")

@@ -43,9 +43,7 @@ def _share(given: float | str) -> float | str:
     if isinstance(given, str):
         matched = _OF_REPLICAS.fullmatch(given)
         if given != ALL and not (matched and float(matched["times"]) > 0):
-            raise ValueError(
-                "a share is `all`, a number of percent, or a part that depends on the replicas, e.g. 1/N or 2/N."
-            )
+            raise ValueError("a share is `all`, a number of percent, or a part of the N replicas, e.g. 1/N or 2/N.")
         return f"{float(matched['times']):g}/N" if matched else given
     if not 0 < given <= 100:
         raise ValueError("a share in percent is above 0 and at most 100.")

@@ -46,9 +46,7 @@ class StressSpec(StrictModel):
     )
     first: Load = Field(1.0, description="Load of the first point.")
     most: Load = Field(64.0, description="Load of the last point, if nothing broke before.")
-    factor: float | None = Field(
-        None, gt=1, le=100, description="From one point to the next; null means 2, unless `step` is given."
-    )
+    factor: float | None = Field(None, gt=1, le=100, description="From point to point; null means 2, without `step`.")
     step: Load | None = Field(None, description="Added from one point to the next, instead.")
     latency_limit_ms: dict[Percentile, Positive] = Field(
         {}, description="Percentiles that must stay below, milliseconds, e.g. {p99: 50}; {} is none."
@@ -90,9 +88,7 @@ class StressSpec(StrictModel):
             if self.most > MAX_REPLICAS:
                 raise ValueError(f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run.")
         elif self._steps() > MAX_POINTS:
-            raise ValueError(
-                f"more than {MAX_POINTS} points lie between `first` and `most`: raise `step` or `factor`, or lower `most`."
-            )
+            raise ValueError(f"more than {MAX_POINTS} points up to `most`: raise `step` or `factor`, or lower it.")
         return self
 
     def _steps(self) -> float:

@@ -135,7 +135,7 @@ class Timing(StrictModel):
         "E.g. {metrics: [throughput, latency_p50_exact], relative_half_width: 0.02, min_s: 30}.",
     )
     cooldown_s: UpToADay = Field(
-        10.0, description="Seconds of rest after the clean-up; at most, when a GPU temperature is asked for."
+        10.0, description="Seconds of rest after the clean-up; with cooldown_gpu_celsius at most."
     )
     cooldown_gpu_celsius: float | None = Field(
         None,
@@ -143,9 +143,7 @@ class Timing(StrictModel):
         lt=120,
         description="End the cool-down as soon as every GPU is at or below this; null means by the clock alone.",
     )
-    rate_window_s: Positive | None = Field(
-        None, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
-    )
+    rate_window_s: Positive | None = Field(None, description="Window of rates and quantiles, 4 steps or more; null: 4.")
     telemetry_interval_s: Annotated[
         float,
         Lacking(
@@ -187,11 +185,9 @@ class Timing(StrictModel):
             )
         known = self.stop_when_known
         if known is not None and known.min_s >= self.record_s:
-            raise ValueError(
-                f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}, the longest recording."
-            )
+            raise ValueError(f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}.")
         if self.rate_window_s is not None and self.rate_window_s < RATE_WINDOW_STEPS * self.step_s:
             raise ValueError(
-                f"rate_window_s must be at least {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."
+                f"rate_window_s is below {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."
             )
         return self

@@ -129,9 +129,7 @@ class WorkloadSpec(StrictModel):
         None,
         description=f"Built-in workload to run: {', '.join((*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS))}; null means the one that `name` names.",
     )
-    variant_of: str | None = Field(
-        None, description="Set by the harness: the workload that this is one setting or one rate of."
-    )
+    variant_of: str | None = Field(None, description="Set by the harness: what this is a setting or a rate of.")
     factory: FactoryPath | None = Field(
         None,
         description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
@@ -157,17 +155,13 @@ class WorkloadSpec(StrictModel):
         None, description="Of the CUDA stream that everything runs on: high or low; null means torch's default stream."
     )
     seed: int = Field(0, ge=0, description="Seed of random weights and synthetic inputs.")
-    checkpoint: str | None = Field(
-        None, description="Folder or file with local weights; null means random weights from `seed`."
-    )
+    checkpoint: str | None = Field(None, description="Folder or file with weights; null: random ones from `seed`.")
     inference_sleep_s: float = Field(
-        0.0, ge=0.0, le=3600.0, description="Pause between two requests, in seconds (INFERENCE_SLEEP)."
+        0.0, ge=0.0, le=3600.0, description="Seconds between two requests (INFERENCE_SLEEP)."
     )
-    warmup_requests: int = Field(
-        5, ge=0, le=10_000, description="Requests served before the replica counts; they are not measured."
-    )
+    warmup_requests: int = Field(5, ge=0, le=10_000, description="Requests served before anything is measured.")
     threads: Cpus | None = Field(
-        None, description="CPU threads of one replica; null means torch's own choice, beside a GPU at most 4."
+        None, description="CPU threads of a replica; null: torch's choice, beside a GPU at most 4."
     )
     cpus_per_replica: Annotated[
         Cpus | None,
@@ -184,9 +178,7 @@ class WorkloadSpec(StrictModel):
         None,
         description="CPUs that replicas without a GPU share as others share one: the last of those there are; null means all.",
     )
-    memory_gb: Positive | None = Field(
-        None, description="Memory one replica needs, for preflight; null means the built-in estimate."
-    )
+    memory_gb: Positive | None = Field(None, description="Memory of one replica, for preflight; null: an estimate.")
     options: dict[str, str | int | float | bool] = Field(
         {}, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
     )
@@ -275,9 +267,7 @@ class WorkloadSpec(StrictModel):
         if self.factory is None:
             self._refuse_unknown()
         if self.shared_cpus and self.cpus_per_replica:
-            raise ValueError(
-                "CPUs are shared (`shared_cpus`) or each replica's own (`cpus_per_replica`): keep one of them."
-            )
+            raise ValueError("CPUs are shared (`shared_cpus`) or a replica's own (`cpus_per_replica`): keep one.")
         if self.target in HOSTILE_WORKLOADS and (name := self.differs(*_NOT_OF_THE_HOSTILE)):
             raise ValueError(f"`{name}` has no effect on {self.target}, which is no model: leave it out.")
         if self.target == "resnet50-training" and self.batch_size == 1:
@@ -318,9 +308,7 @@ class WorkloadSpec(StrictModel):
         if self.stream_priority is not None and self.device is Device.CPU:
             raise ValueError("`stream_priority` needs a GPU: leave it out with device cpu.")
         if self.stream_priority is not None and self.target == "data-parallel-training":
-            raise ValueError(
-                "data-parallel-training has no `stream_priority`: its collectives have streams of their own."
-            )
+            raise ValueError("data-parallel-training has no `stream_priority`: collectives have streams of their own.")
         return self
 
     @model_validator(mode="after")

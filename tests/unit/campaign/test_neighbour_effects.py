@@ -63,7 +63,7 @@ def test_who_lives_and_serves_no_more_has_not_survived(tmp_path, requests_s, cra
         ([{"memory_refusals": 7}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "of the measured replicas replica 1."),
         ([{}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "Out of memory: of the measured replicas replica 1. What memory-hog held it did not say."),
         ([{}], [], Severity.DEGRADED, "is not known: it did not say what it held."),
-        ([{"memory_refusals": 0, "held_bytes_most": 10**9}], [ReplicaDeath(1, 0.0, 1)], Severity.DEGRADED, "is not known: it held 1.0 GB at most"),
+        ([{"memory_refusals": 0, "held_bytes_most": 10**9}], [ReplicaDeath(1, 0.0, 1)], Severity.DEGRADED, "is not known: it held at most 1.0 GB"),
     ],
 )  # fmt: skip
 def test_the_verdict_says_who_ran_out_of_memory(said, deaths, severity, says):

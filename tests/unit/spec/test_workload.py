@@ -49,10 +49,10 @@ def test_what_two_processes_exchange_is_no_cuda_graph():
     [
         ("resnet50", "device: cpu, stream_priority: high", "`stream_priority` needs a GPU"),
         ("resnet50", "stream_priority: middle", "must be 'high' or 'low'"),
-        ("data-parallel-training", "stream_priority: low", "its collectives have streams of their own"),
+        ("data-parallel-training", "stream_priority: low", "collectives have streams of their own"),
         ("dram-hog", "precision: fp16", "`precision` has no effect on dram-hog"),
         ("resnet50", "cpus_per_replica: 0", "at least 1"),
-        ("resnet50", "cpus_per_replica: 1, shared_cpus: 1", "keep one of them"),
+        ("resnet50", "cpus_per_replica: 1, shared_cpus: 1", "keep one"),
         ("crash", "scenario: {kind: offline}", "`scenario` has no effect on crash"),
         ("dram-hok", "seed: 1", "did you mean `dram-hog"),
     ],
