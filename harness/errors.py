@@ -149,8 +149,8 @@ class Issue:
 
 def counted(number: int, what: str, verb: str = "") -> str:
     """A number of things for a sentence: ``1 replica needs``, ``1,200 replicas need``."""
-    one = number == 1
-    return f"{number:,} {what}{'' if one else 's'}" + (f" {verb}{'s' if one else ''}" if verb else "")
+    single = number == 1
+    return f"{number:,} {what}{'' if single else 's'}" + (f" {verb}{'s' if single else ''}" if verb else "")
 
 
 def duration(seconds: float) -> str:

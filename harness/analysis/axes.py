@@ -101,13 +101,13 @@ class Family:
 
     def curves(self) -> dict[str, list[Variant]]:
         """Measured settings that differ in the batch alone, ascending, by what they have in common."""
-        found: dict[str, list[Variant]] = {}
+        curves: dict[str, list[Variant]] = {}
         for variant in sorted(self.measured, key=lambda variant: variant.values[BATCH]):
             rest = ", ".join(
                 str(variant.values[axis]) for axis in self.axes if axis != BATCH and axis in variant.values
             )
-            found.setdefault(rest or "all", []).append(variant)
-        return found
+            curves.setdefault(rest or "all", []).append(variant)
+        return curves
 
     def answers(self) -> list[str]:
         """The fastest setting, what holds it back, how far the batch goes, and the best accuracy."""
@@ -116,8 +116,8 @@ class Family:
         best = max(self.measured, key=lambda variant: variant.estimates["inputs"].mean)
         rate = with_interval(best.estimates["inputs"], "inputs/s")
         latency = best.mean("latency_mean")
-        each = "" if latency is None else f", {quantity(latency, 's')} per request"
-        sentences = [f"The fastest setting of {self.title} is {best.name}: {rate}{each}."]
+        slow = "" if latency is None else f", {quantity(latency, 's')} per request"
+        sentences = [f"The fastest setting of {self.title} is {best.name}: {rate}{slow}."]
         if best.finding is not None:
             why = best.finding.sentence[:1].lower() + best.finding.sentence[1:]
             sentences.append(" ".join((f"At this setting: {why}", *best.finding.evidence, *best.finding.following)))
@@ -167,7 +167,7 @@ class Family:
                     "name": variant.name,
                     "values": dict(variant.values),
                     "failure": variant.failure,
-                    "figures": {name: asdict(found) for name, found in variant.estimates.items()},
+                    "figures": {name: asdict(estimate) for name, estimate in variant.estimates.items()},
                     "missing": dict(variant.missing),
                     "bottleneck": variant.finding and asdict(variant.finding),
                 }
@@ -185,11 +185,11 @@ def families(analysis: CampaignAnalysis) -> list[Family]:
             rest = (cell.mode, f"{cell.replicas} replicas" if cell.replicas > 1 else "", cell.condition)
             groups.setdefault((workload.family, *rest), []).append(cell)
     several_modes = len({key[1] for key in groups}) > 1
-    found = [
+    every_family = [
         _family([name, *([mode] if several_modes else []), *rest], cells, analysis)
         for (name, mode, *rest), cells in groups.items()
     ]
-    return [family for family in found if family.axes or any(variant.finding for variant in family.variants)]
+    return [family for family in every_family if family.axes or any(variant.finding for variant in family.variants)]
 
 
 def _family(names: Sequence[str], cells: Sequence[Cell], analysis: CampaignAnalysis) -> Family:
@@ -274,7 +274,7 @@ def _curves(family: Family) -> Picture | None:
     if BATCH not in family.axes or not family.measured:
         return None
     panels = [_panel(family, name, scale, title) for name, scale, title in _PANELS]
-    alt = ", ".join(f"{each.name} {each.estimates['inputs'].mean:.4g} inputs/s" for each in family.measured)
+    alt = ", ".join(f"{variant.name} {variant.estimates['inputs'].mean:.4g} inputs/s" for variant in family.measured)
     title = f"{family.title}: speed and memory against the batch size"
     return Picture(_file(family, "batch"), title, alt, panels, 3, (280, 220), png=True)
 
@@ -285,7 +285,7 @@ def _panel(family: Family, name: str, scale: float, title: str) -> Panel:
         known = [(variant.values[BATCH], variant.estimates[name]) for variant in variants if name in variant.estimates]
         if known:
             sizes = [float(size) for size, _ in known]
-            series.append(interval_series(sizes, [each for _, each in known], scale, index, label))
+            series.append(interval_series(sizes, [estimate for _, estimate in known], scale, index, label))
     if not series:
         reasons = [variant.missing.get(name, "") for variant in family.measured]
         return Panel(title=title, absent=next(filter(None, reasons), "not measured"))
@@ -295,14 +295,16 @@ def _panel(family: Family, name: str, scale: float, title: str) -> Panel:
 
 def _where_time_goes(family: Family) -> Picture | None:
     """The share of the time that each cause explains, one bar a setting; None where no metric says."""
-    variants = [each for each in family.measured if each.finding and any(each.finding.shares.values())][:_MOST_BARS]
+    variants = [variant for variant in family.measured if variant.finding and any(variant.finding.shares.values())][
+        :_MOST_BARS
+    ]
     if not variants:
         return None
     labels = [variant.name for variant in variants]
     places = [float(place) for place in range(len(variants))]
     starts, series = [0.0] * len(variants), []
     for colour, cause in enumerate(Cause):
-        shares = [100 * ((each.finding.shares[cause] or 0.0) if each.finding else 0.0) for each in variants]
+        shares = [100 * ((variant.finding.shares[cause] or 0.0) if variant.finding else 0.0) for variant in variants]
         ends = [start + share for start, share in zip(starts, shares, strict=True)]
         series.append(PlotSeries(x=ends, y=places, name=cause.value, colour=colour, starts=starts, labels=labels))
         starts = ends

@@ -99,12 +99,10 @@ _ABOUT = (
     _about("repeat", "int64", "", "Which repeat, from 1.", lambda made: made.experiment.repeat),
     _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", lambda made: made.verdict.status.value),
     _about("verdict_reasons", "string", "", "Why it is not VALID.", lambda made: "; ".join(made.verdict.reasons)),
-    ParquetColumn(
-        "used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", lambda each: each.used
-    ),
+    ParquetColumn("used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", lambda run: run.used),
     _about("recording_start", _TIME, "UTC", "First row of the recording.", lambda made: round(made.start_s * 1000)),
     ParquetColumn(
-        "recording_seconds", "double", "s", "From the first row to the last.", lambda each: max(0, each.data.duration_s)
+        "recording_seconds", "double", "s", "From the first row to the last.", lambda run: max(0, run.data.duration_s)
     ),
     _about("batch_size", "int64", "", "Inputs in one request.", lambda made: made.experiment.workload.batch_size),
     *(

@@ -1,17 +1,23 @@
-"""Make a published set of a campaign: verified, described for programs, and one archive."""
+"""What leaves a campaign's folder: a published set, verified, described and in one archive; and CSVs collected once more from Prometheus."""
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+from harness.campaign.folder import open_folder
 from harness.campaign.progress import campaign_status
 from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError, StorageError, UsageError
+from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.promql import PrometheusSource
 from harness.results import layout
 from harness.results.condensed import condense
 from harness.results.files import sha256_of, storage_errors
+from harness.results.from_prometheus import collect_each, recorded_window
 from harness.results.manifest import FileEntry, read_manifest
 from harness.results.published import SUFFIX, Bounds, opened, pack
 from harness.results.ro_crate import RO_CRATE, About, Citation, ro_crate
@@ -97,10 +103,10 @@ def _files(campaign: Path, into: Path, resolution_ns: int | None) -> dict[str, P
     files = {name: campaign / name for name in _OF_THE_CAMPAIGN if (campaign / name).is_file()}
     for folder in layout.experiment_folders(campaign):
         if resolution_ns is None:
-            found = {name: folder / name for name in (layout.MANIFEST, *read_manifest(folder).files)}
+            published = {name: folder / name for name in (layout.MANIFEST, *read_manifest(folder).files)}
         else:
-            found = condense(folder, into / folder.name, resolution_ns)
-        files |= {f"{folder.name}/{name}": path for name, path in found.items()}
+            published = condense(folder, into / folder.name, resolution_ns)
+        files |= {f"{folder.name}/{name}": path for name, path in published.items()}
     return files
 
 
@@ -127,9 +133,7 @@ def _described(campaign: Path, files: dict[str, Path], into: Path, citation: Cit
             [description or f"Measurements of the campaign {campaign.name}.", *map(_ROUNDED.format, rounded_ns)]
         ),
         begun=layout.iso(min(manifest.start_s for manifest in manifests)),
-        ended=layout.iso(
-            max(each.data.manifest.start_s + max(0, each.data.duration_s) for each in analysis.experiments)
-        ),
+        ended=layout.iso(max(run.data.manifest.start_s + max(0, run.data.duration_s) for run in analysis.experiments)),
         version=manifests[0].provenance.software.harness,
         facts=environment(manifests),
         citation=citation,
@@ -143,3 +147,57 @@ def _described(campaign: Path, files: dict[str, Path], into: Path, citation: Cit
         }
         described[RO_CRATE].write_text(ro_crate(about, entries), encoding="utf-8")
     return described
+
+
+def experiments_in(path: Path) -> list[Path]:
+    """The finished experiments of a campaign, or the one that ``path`` is. Raises ResultsPathError."""
+    if (path / layout.MANIFEST).is_file():
+        return [path]
+    if not path.is_dir():
+        raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or an experiment.")
+    with storage_errors(path, "read"):
+        folders = list(layout.experiment_folders(path))
+    if not folders:
+        raise ResultsPathError(
+            f"{path} holds no finished experiment.", advice=f"See how far it has come: harness status {path}"
+        )
+    return folders
+
+
+def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float) -> dict[str, dict[str, Any]]:
+    """Export the windows of the experiments in ``source`` once more, into ``out``; returns the summaries by folder.
+
+    Args:
+        source: an experiment, whose CSVs come to lie in ``out``; or a campaign: in a folder each below it.
+        url: of the server that has the samples; None: the one that recorded them.
+    """
+    folders = experiments_in(source)
+    recorded = [recorded_window(folder) for folder in folders]
+    targets = [out if folder == source else out / folder.name for folder in folders]
+    with contextlib.ExitStack() as stack:
+        servers: dict[str, PrometheusServer] = {}  # one for all that it recorded: each keeps connections open
+        for folder, (origin, _) in zip(folders, recorded, strict=True):
+            if origin.url not in servers:
+                servers[origin.url] = stack.enter_context(_server(folder, origin, url, timeout_s))
+        wanted = [
+            (servers[origin.url], target, window) for target, (origin, window) in zip(targets, recorded, strict=True)
+        ]
+        return dict(zip(map(str, targets), collect_each(wanted), strict=True))
+
+
+@contextlib.contextmanager
+def _server(folder: Path, origin: PrometheusSource, url: str | None, timeout_s: float) -> Iterator[PrometheusServer]:
+    """The server given; else the one that recorded, reached as the campaign reached it."""
+    if url is None and (folder.parent / layout.CAMPAIGN_JSON).is_file():
+        spec = open_folder(folder.parent).spec.kubernetes
+        if spec is not None:
+            from harness.backends.kubernetes.api import KubernetesApi
+            from harness.backends.kubernetes.monitoring import direct, server
+
+            at, access = spec.prometheus_url, spec.prometheus_access
+            recorded = direct(at, access) if at and not access.secret else server(KubernetesApi(spec), spec)
+            with recorded.impatient(timeout_s) as its:
+                yield its
+                return
+    with PrometheusServer(url or origin.url, timeout_s=timeout_s) as given:
+        yield given

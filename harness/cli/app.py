@@ -134,8 +134,8 @@ def _plain(message: str) -> str:
 
 def _newest_campaign() -> str:
     """A folder that the reader may have meant."""
-    found = [path for path in Path("results").glob("*") if (path / "campaign.yaml").is_file()]
-    return str(max(found, key=lambda path: path.stat().st_mtime, default=Path("results/CAMPAIGN")))
+    campaigns = [path for path in Path("results").glob("*") if (path / "campaign.yaml").is_file()]
+    return str(max(campaigns, key=lambda path: path.stat().st_mtime, default=Path("results/CAMPAIGN")))
 
 
 app = typer.Typer(

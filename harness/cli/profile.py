@@ -159,14 +159,20 @@ def probe(
     except ValueError:
         raise UsageError(f"There is no sharing mode {sharing!r}.", advice="Probe time-slicing or mps.") from None
     gpu = gpu_to_probe(mode)
-    found = time_slices(measure(gpu, mode, processes=processes, seconds=seconds, repeats=repeats, say=output.note))
+    measured = time_slices(measure(gpu, mode, processes=processes, seconds=seconds, repeats=repeats, say=output.note))
     if json:
-        asked = {"gpu": gpu.name, "sharing": mode.value, "processes": processes, "seconds": seconds, "repeats": repeats}
-        output.document(asked | as_document(found))
+        settings = {
+            "gpu": gpu.name,
+            "sharing": mode.value,
+            "processes": processes,
+            "seconds": seconds,
+            "repeats": repeats,
+        }
+        output.document(settings | as_document(measured))
         return
-    output.sentence(sentence(found, processes))
+    output.sentence(sentence(measured, processes))
     output.result()
-    output.table(["figure", "mean of the repeats", "5th to 95th percentile"], rows(found))
+    output.table(["figure", "mean of the repeats", "5th to 95th percentile"], rows(measured))
 
 
 def _where(kubernetes: Path | None, seconds: float) -> dict[str, Any]:

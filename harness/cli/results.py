@@ -347,7 +347,7 @@ def export(
                 "--from says already what to export: --start, --namespace, --job and --metric do not go with it.",
                 advice="Leave them out, or leave --from out.",
             )
-        from harness.campaign.reexport import collect_again
+        from harness.campaign.publish import collect_again
         from harness.results.published import opened
 
         with opened(recorded) as folder:

@@ -200,7 +200,7 @@ def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
     measured = [point for point in series.points if point.run.figures]
     if not measured:
         return None
-    limits: dict[str, float | None] = {each.value: limit for each, limit in stress.latency_limit_ms.items()}
+    limits: dict[str, float | None] = {percentile.value: limit for percentile, limit in stress.latency_limit_ms.items()}
     percentiles = list((limits or {"p99": None}).items())
     lines = [
         _load_series(measured, f"latency_{name}_exact", _MS, 2 + index, name)
@@ -217,21 +217,21 @@ def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
         ),
         _load_panel("Latency (ms)", series, measured, lines, rules),
     ]
-    told = ", ".join(
+    spoken = ", ".join(
         f"{in_words(point.load, series.unit)} {point.run.figures['throughput'].mean:.4g} requests/s ({point.grade})"
         for point in measured
         if "throughput" in point.run.figures
     )
     name = f"stress-{series.name.replace(' under ', '-').replace(', ', '-').replace(' ', '-')}"
     return Picture(
-        name, f"{series.name}: load until it breaks", f"{series.name}: {told}", panels, 2, (360, 220), png=True
+        name, f"{series.name}: load until it breaks", f"{series.name}: {spoken}", panels, 2, (360, 220), png=True
     )
 
 
 def _load_series(points: Sequence[LoadPoint], name: str, scale: float, colour: int, label: str) -> PlotSeries | None:
     known = [(point.load, figure) for point in points if (figure := point.run.figures.get(name)) and figure.mean > 0]
     return (
-        interval_series([load for load, _ in known], [each for _, each in known], scale, colour, label)
+        interval_series([load for load, _ in known], [estimate for _, estimate in known], scale, colour, label)
         if known
         else None
     )

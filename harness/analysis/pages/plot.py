@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -166,9 +166,9 @@ def interval_series(
     """Means joined by a line, with their intervals, of which none goes below 0: nothing here can."""
     return PlotSeries(
         x=x,
-        y=[scale * each.mean for each in estimates],
-        low=[scale * (each.mean if each.low is None else max(each.low, 0.0)) for each in estimates],
-        high=[scale * (each.mean if each.high is None else each.high) for each in estimates],
+        y=[scale * estimate.mean for estimate in estimates],
+        low=[scale * (estimate.mean if estimate.low is None else max(estimate.low, 0.0)) for estimate in estimates],
+        high=[scale * (estimate.mean if estimate.high is None else estimate.high) for estimate in estimates],
         colour=colour,
         dashes=dashes,
         markers=True,
@@ -186,15 +186,7 @@ def thinned(series: PlotSeries) -> PlotSeries:
         known = stretch[~np.isnan(y[stretch])]
         kept |= {int(known[y[known].argmin()]), int(known[y[known].argmax()])} if len(known) else {int(stretch[0])}
     index = sorted(kept)
-    return PlotSeries(
-        x=x[index].tolist(),
-        y=y[index].tolist(),
-        name=series.name,
-        colour=series.colour,
-        dashes=series.dashes,
-        thin=series.thin,
-        silent=series.silent,
-    )
+    return replace(series, x=x[index].tolist(), y=y[index].tolist())
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:

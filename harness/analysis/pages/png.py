@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
-import os
-import tempfile
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -42,31 +41,30 @@ def png(picture: Picture) -> bytes:
 
     Raises ModuleNotFoundError without matplotlib.
     """
-    with tempfile.TemporaryDirectory(prefix="harness-") as home:
-        # Its list of fonts goes where nobody else reads it: a home that cannot be written is no matter of the user's.
-        os.environ.setdefault("MPLCONFIGDIR", home)
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-        from PIL import Image
+    # That fonts are looked up anew, or a home cannot be written, is no matter of the user's.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from PIL import Image
 
-        rows = -(-len(picture.panels) // picture.columns)
-        width, height = picture.size
-        with mpl.rc_context(_STYLE):  # type: ignore[arg-type]  # its key type is a list of 300 literals
-            figure = Figure(figsize=(width * picture.columns / 72, (height * rows + 16) / 72), layout="constrained")
-            FigureCanvasAgg(figure)
-            grid = figure.subplots(rows, picture.columns, squeeze=False).ravel()
-            for axes, panel in zip(grid, picture.panels, strict=False):
-                _draw(axes, panel)
-            for axes in grid[len(picture.panels) :]:
-                axes.set_axis_off()
-            handles = {
-                label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-            }
-            if len(handles) > 1:
-                figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(6, len(handles)))
-            drawn = io.BytesIO()
-            figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
+    rows = -(-len(picture.panels) // picture.columns)
+    width, height = picture.size
+    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]  # its key type is a list of 300 literals
+        figure = Figure(figsize=(width * picture.columns / 72, (height * rows + 16) / 72), layout="constrained")
+        FigureCanvasAgg(figure)
+        grid = figure.subplots(rows, picture.columns, squeeze=False).ravel()
+        for axes, panel in zip(grid, picture.panels, strict=False):
+            _draw(axes, panel)
+        for axes in grid[len(picture.panels) :]:
+            axes.set_axis_off()
+        handles = {
+            label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        if len(handles) > 1:
+            figure.legend(handles.values(), handles, loc="outside upper right", ncols=min(6, len(handles)))
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
     # Other than the default, this way of choosing the palette keeps the colours that few pixels have.
     palette = Image.Quantize.MAXCOVERAGE
     image = Image.open(drawn).convert("RGB").quantize(_COLOURS, palette, dither=Image.Dither.NONE)

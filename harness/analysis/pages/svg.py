@@ -296,16 +296,16 @@ def _keys(picture: Picture, classes: dict[str, str]) -> tuple[LegendEntry, ...]:
     """The legend; what one of several panels has alone is named with it."""
     drawn: dict[str, tuple[PlotSeries | ReferenceLine, list[str]]] = {}
     for panel in picture.panels:
-        everything: list[PlotSeries | ReferenceLine] = [*panel.series, *panel.rules]
-        for each in everything:
-            if each.name and not (isinstance(each, PlotSeries) and each.runs):
-                drawn.setdefault(each.name, (each, []))[1].append(panel.title)
+        lines: list[PlotSeries | ReferenceLine] = [*panel.series, *panel.rules]
+        for line in lines:
+            if line.name and not (isinstance(line, PlotSeries) and line.runs):
+                drawn.setdefault(line.name, (line, []))[1].append(panel.title)
     alike = len({frozenset(titles) for _, titles in drawn.values()}) == 1
     keys = []
-    for name, (each, titles) in drawn.items():
-        reference = isinstance(each, PlotSeries) and each.colour == FAINT
+    for name, (line, titles) in drawn.items():
+        reference = isinstance(line, PlotSeries) and line.colour == FAINT
         own = "" if alike or reference or len(set(titles)) > 1 else f"{re.split('[,(]', titles[0])[0].strip()}: "
-        keys.append(LegendEntry(classes[name], f"{own}{name}", _swatch(each)))
+        keys.append(LegendEntry(classes[name], f"{own}{name}", _swatch(line)))
     return tuple(keys) if len(keys) > 1 else ()
 
 
@@ -325,14 +325,14 @@ def _inner(swatch: str) -> str:
 def _data(panel: Panel, box: _Box, classes: dict[str, str]) -> dict[str, Any]:
     """Where the axes lie, how they run, and what is plotted, as charts.js reads it."""
     upside = (box.top, box.bottom) if panel.bars else (box.bottom, box.top)
-    told = [] if panel.absent else [series for series in map(thinned, panel.series) if not series.silent]
+    shown = [] if panel.absent else [series for series in map(thinned, panel.series) if not series.silent]
     return {
         "x": [*panel.x_axis(), box.left, box.right, int(panel.doubling)],
         "y": [*panel.y_axis(), *upside, int(panel.logarithmic)],
         "title": panel.title,
         "xName": panel.x_label,
         "yName": "",
-        "series": [_values(series) | {"s": int(classes[series.name][1:])} for series in told],
+        "series": [_values(series) | {"s": int(classes[series.name][1:])} for series in shown],
     }
 
 

@@ -114,7 +114,9 @@ def overhead_table(interference: Interference) -> Table:
     ]
     rows: list[list[object]] = []
     for key, by_metric in interference.overheads.items():
-        pairs = max((len(found.kept) for found in by_metric.values() if isinstance(found, Overhead)), default=0)
+        pairs = max(
+            (len(overhead.kept) for overhead in by_metric.values() if isinstance(overhead, Overhead)), default=0
+        )
         entries = [_overhead_entry(by_metric[name]) for name in JUDGED]
         rows.append([key.condition, key.workload, key.replicas, key.mode, pairs, *entries])
     return Table(columns, rows, f"Overhead of each condition against {interference.baseline}")

@@ -69,9 +69,9 @@ def _of_replicas(metric: str, scale: float = 1.0) -> Draw:
     def draw(data: ExperimentData) -> list[PlotSeries]:
         table = data.table(metric)
         replicas = [name for name in table.columns if name.startswith("replica-")]
-        each = [_line(table[name], scale, _EACH, 4, silent=True, thin=True) for name in replicas]
+        single = [_line(table[name], scale, _EACH, 4, silent=True, thin=True) for name in replicas]
         pooled = [_line(table[_POOLED], scale, _POOLED, 0)] if _POOLED in table else []
-        return [*(each if len(each) > 1 else []), *pooled]
+        return [*(single if len(single) > 1 else []), *pooled]
 
     return draw
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends.kubernetes.monitoring import direct
 from harness.backends.kubernetes.probe import check_prometheus
-from harness.campaign import reexport
+from harness.campaign import publish
 from harness.campaign.folder import create
 from harness.campaign.source import given
 from harness.errors import CampaignFileError, IssueLevel, PrometheusError
@@ -119,7 +119,7 @@ def test_an_export_afterwards_asks_as_the_campaign_did_and_no_result_holds_the_t
     text = CAMPAIGN.format(url=proxy.url, token=access.token_file, ca=access.ca_file)
     folder = create(tmp_path / "results", given(text).spec, text=text, source="mine.yaml")
     origin = PrometheusSource(proxy.url, "inference", ("pod-0",))
-    with reexport._server(folder.path / "one", origin, None, 30.0) as server:
+    with publish._server(folder.path / "one", origin, None, 30.0) as server:
         assert server.query("vector(1)").series
     assert not [path for path in folder.path.rglob("*") if path.is_file() and "s3cr3t" in path.read_text()]
 
