@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.format import with_interval
 from harness.analysis.statistics import Estimate, t_interval
-from harness.analysis.stress import Grade, Served, StressSeries, in_words
+from harness.analysis.stress import Grade, ServedLoad, StressSeries, in_words
 from harness.spec import CampaignSpec, StressLoad, StressSpec
 
 _J_PER_KWH, _S_PER_H = 3.6e6, 3600.0
@@ -123,7 +123,7 @@ def _mean(values: Sequence[float | None]) -> Estimate | None:
     return t_interval(known) if known and len(known) == len(values) else None
 
 
-def _cost(stress: StressSpec, served: Served) -> float | None:
+def _cost(stress: StressSpec, served: ServedLoad) -> float | None:
     """Of a million output tokens. With a price for energy and no energy measured there is none: half of a cost is no cost."""
     hourly, kwh = stress.price_per_gpu_hour, stress.price_per_kwh
     if (hourly is None and kwh is None) or not served.tokens or (kwh is not None and served.energy_j is None):

@@ -65,19 +65,19 @@ def _decided(analysis: CampaignAnalysis) -> list[str]:
     if len({cell.mode for cell in analysis.cells if cell.used}) < 2:
         return []
     comparison = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
-    found: dict[str, Choice] = {}
+    first: dict[str, Choice] = {}
     for choice in choices(comparison, ComparisonQuery()):
         if choice.goal.name in {MOST_THROUGHPUT, LOWEST_P99}:
-            found.setdefault(choice.workload, choice)  # The throughput comes first, unless it was set.
-    return [_choice_in_words(choice) for choice in found.values()]
+            first.setdefault(choice.workload, choice)  # The throughput comes first, unless it was set.
+    return [_choice_in_words(choice) for choice in first.values()]
 
 
 def _choice_in_words(choice: Choice) -> str:
     (mode, best), (other, runner_up) = choice.best, choice.next
     goal = choice.goal.name.removesuffix(" with many replicas")
     than = f"{times(choice.gain.ratio)} that of" if choice.gain else "against"
-    told = f"{_figures(choice, best)}; {than} {other} with {replicas_in_words(runner_up.replicas)}"
-    where = f"under {mode} with {replicas_in_words(best.replicas)}, {told}"
+    by_how_much = f"{_figures(choice, best)}; {than} {other} with {replicas_in_words(runner_up.replicas)}"
+    where = f"under {mode} with {replicas_in_words(best.replicas)}, {by_how_much}"
     if choice.clear:
         return f"{choice.workload}: {goal} {where} (significant)."
     sure = (
@@ -99,9 +99,9 @@ def _figures(choice: Choice, cell: Cell) -> str:
 def limits(analysis: CampaignAnalysis) -> list[str]:
     """In how many runs a scenario's latency limit was kept; nothing where none has one."""
     scenarios = {
-        each.name: scenario
-        for each in analysis.experiments
-        if each.used and (scenario := each.data.manifest.experiment.workload.scenario)
+        run.name: scenario
+        for run in analysis.experiments
+        if run.used and (scenario := run.data.manifest.experiment.workload.scenario)
     }
     if not scenarios:
         return []
@@ -110,9 +110,9 @@ def limits(analysis: CampaignAnalysis) -> list[str]:
     except ResultsPathError:  # all of them are damaged, which the commands that read them say
         return []
     met = {
-        each["experiment"]: each["results"]["limit_met"]
-        for each in results
-        if each["experiment"] in scenarios and each["results"].get("limit_met") is not None
+        result["experiment"]: result["results"]["limit_met"]
+        for result in results
+        if result["experiment"] in scenarios and result["results"].get("limit_met") is not None
     }
     if not met:
         return []
@@ -323,7 +323,7 @@ def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
     ]
     if not waited:
         return []
-    most, percent = max(waited, key=lambda each: each[1])
+    most, percent = max(waited, key=lambda wait: wait[1])
     sentence = (
         f"The replicas of {counted(len(waited), 'experiment')} reserved nothing (class {BEST_EFFORT}) on a node where processes waited "
         f"for a processor, for up to {percent:.0f} % of the time ({most}): whoever else computed there came before them. "

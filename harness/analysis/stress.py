@@ -59,7 +59,7 @@ _FAILURE_MODES = {ReasonCode.OUT_OF_MEMORY: FailureMode.MEMORY, ReasonCode.UNKNO
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedLoad:
     """What the clients of servers with an objective saw in one experiment.
 
     Attributes:
@@ -94,7 +94,7 @@ class LoadRun:
     status: Status
     reasons: Sequence[tuple[ReasonCode, str]]
     figures: Mapping[str, Estimate]
-    served: Served | None = None
+    served: ServedLoad | None = None
     memory_percent: float | None = None
 
 
@@ -338,7 +338,7 @@ def _collapse(run: LoadRun) -> tuple[FailureMode | None, str]:
     fatal = [(code, reason) for code, reason in run.reasons if run.status is Status.INVALID or code in _DEATHS]
     if not fatal:
         return None, ""
-    code, reason = next((each for each in fatal if each[0] is ReasonCode.OUT_OF_MEMORY), fatal[0])
+    code, reason = next((death for death in fatal if death[0] is ReasonCode.OUT_OF_MEMORY), fatal[0])
     return _FAILURE_MODES.get(code, FailureMode.ERRORS), reason
 
 
@@ -397,7 +397,7 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
     return ""
 
 
-def _served(data: ExperimentData) -> Served | None:
+def _served(data: ExperimentData) -> ServedLoad | None:
     from harness.analysis.energy import energy_j  # it takes pandas, for which no run waits
 
     slo = read_objective(data.folder)
@@ -406,7 +406,7 @@ def _served(data: ExperimentData) -> Served | None:
     tokens = data.requests.tokens_per_s("output_tokens")
     joules = _measured(lambda: energy_j(data)[0] / (tokens * data.duration_s) * 1000) if tokens else None
     gpus = data.manifest.experiment.gpus
-    return Served(ObjectiveOutcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
+    return ServedLoad(ObjectiveOutcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 
 def _measured(read: Callable[[], float]) -> float | None:
@@ -432,9 +432,10 @@ def _figures(data: ExperimentData) -> dict[str, Estimate]:
     requests = Requests(data.duration_s / FIRST_SLICES)
     requests.add(ends_s[inside], latencies_s[inside], until_s=data.duration_s)
     begun = latencies_s[(starts_s >= 0) & (starts_s < data.duration_s)]
-    found = requests.estimates(["throughput", *QUANTILES], over=True)
+    estimates = requests.estimates(["throughput", *QUANTILES], over=True)
     return {
-        name: each if math.isfinite(each.mean) else _plain(name, begun, data, each.note) for name, each in found.items()
+        name: estimate if math.isfinite(estimate.mean) else _plain(name, begun, data, estimate.note)
+        for name, estimate in estimates.items()
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What was asked.
+    """What was limits.
 
     Attributes:
         wanted: what to fail on.
@@ -67,7 +67,7 @@ class Thresholds:
             )
 
     def refuse_unanswerable(self, spec: CampaignSpec) -> None:
-        """Raise UsageError where no result of this campaign could answer what is asked."""
+        """Raise UsageError where no result of this campaign could answer what is limits."""
         self.refuse_without_slo(spec)
         if self.baseline is None:
             return
@@ -136,33 +136,26 @@ class Thresholds:
             compared: each campaign with its baseline, where a regression is asked about.
             advice: what to do about INVALID experiments.
         """
-        failures: list[HarnessError] = []
         bad = {name: status for name, status in statuses.items() if status in {Status.INVALID, MISSING}}
         degraded = [name for name, status in statuses.items() if status == Status.DEGRADED]
-        if self.wanted & {FailOn.INVALID, FailOn.DEGRADED} and bad:
-            counts = " and ".join(dict.fromkeys(bad.values()))
-            failures.append(
-                ExperimentsFailedError(
-                    f"{len(bad)} of {len(statuses)} experiments are {counts}: {', '.join(bad)}.", advice=advice
-                )
-            )
         unmet = [f"{name} ({judged['outcome']})" for name, judged in slo.items() if judged["outcome"] != "pass"]
+        failures: list[HarnessError] = []
+        if self.wanted & {FailOn.INVALID, FailOn.DEGRADED} and bad:
+            what = f"{len(bad)} of {len(statuses)} experiments are {' and '.join(dict.fromkeys(bad.values()))}"
+            failures.append(ExperimentsFailedError(f"{what}: {', '.join(bad)}.", advice=advice))
         if FailOn.SLO in self.wanted and (unmet or not slo):
+            which = ", ".join(unmet) or "no experiment was judged by one"
             failures.append(
                 ObjectiveMissedError(
-                    f"The objective is not met, or not decidable: {', '.join(unmet) or 'no experiment was judged by one'}.",
+                    f"The objective is not met, or not decidable: {which}.",
                     advice="The report says by how much; a longer recording decides more.",
                 )
             )
         if FailOn.REGRESSION in self.wanted and (failure := _regression(compared)):
             failures.append(failure)
         if FailOn.DEGRADED in self.wanted and degraded:
-            failures.append(
-                DegradedError(
-                    f"{len(degraded)} of {len(statuses)} experiments are DEGRADED: {', '.join(degraded)}.",
-                    advice="The report gives the reason of each.",
-                )
-            )
+            what = f"{len(degraded)} of {len(statuses)} experiments are DEGRADED: {', '.join(degraded)}."
+            failures.append(DegradedError(what, advice="The report gives the reason of each."))
         return Judgement(failures, compared)
 
     def against_baseline(self, analysis: CampaignAnalysis) -> list[tuple[str, Reproduction]]:
@@ -243,7 +236,7 @@ def thresholds(
     return Thresholds(wanted, baseline, within / 100, None if latency_limit_ms is None else latency_limit_ms / 1e3)
 
 
-def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> Judgement:
+def judge_analyses(limits: Thresholds, analyses: Sequence[CampaignAnalysis]) -> Judgement:
     """What is not as asked in campaigns that ran already; of several, the first is the baseline of the others.
 
     Raises UsageError where a campaign cannot answer it, StorageError or ResultsPathError where a file cannot be read.
@@ -256,17 +249,17 @@ def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> J
     slo: dict[str, dict[str, Any]] = {}
     for analysis in analyses:
         if analysis.spec is not None:
-            asked.refuse_without_slo(analysis.spec)
+            limits.refuse_without_slo(analysis.spec)
         prefix = f"{analysis.name}/" if others else ""
         statuses |= {f"{prefix}{name}": status for name, status in _statuses(analysis).items()}
-        if FailOn.SLO in asked.wanted:
-            limit_s = asked.latency_limit_s
+        if FailOn.SLO in limits.wanted:
+            limit_s = limits.latency_limit_s
             judged = objectives(analysis.folder) if limit_s is None else _kept(analysis, limit_s)
             slo |= {f"{prefix}{name}": outcome for name, outcome in judged.items()}
-    compared = asked.against_baseline(first)
-    if FailOn.REGRESSION in asked.wanted:
-        compared += [(other.name, reproduction(first, other, within=asked.within)) for other in others]
-    return asked.judge(statuses, slo, compared)
+    compared = limits.against_baseline(first)
+    if FailOn.REGRESSION in limits.wanted:
+        compared += [(other.name, reproduction(first, other, within=limits.within)) for other in others]
+    return limits.judge(statuses, slo, compared)
 
 
 def _kept(analysis: CampaignAnalysis, limit_s: float) -> dict[str, dict[str, Any]]:
@@ -285,13 +278,13 @@ def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
     from harness.analysis.stress import explained
     from harness.campaign.runner import is_answer
 
-    found = {each.name: Status.INVALID.value if each.damage else each.status.value for each in analysis.experiments}
-    found |= {each.name: MISSING for each in analysis.unfinished}
-    others_fit = any(each.status is not Status.INVALID for each in analysis.experiments)
+    statuses = {run.name: Status.INVALID.value if run.damage else run.status.value for run in analysis.experiments}
+    statuses |= {run.name: MISSING for run in analysis.unfinished}
+    others_fit = any(run.status is not Status.INVALID for run in analysis.experiments)
     answers = explained(analysis.stress_series) | {
-        each.name for each in analysis.experiments if is_answer(each.data.manifest, others_fit=others_fit)
+        run.name for run in analysis.experiments if is_answer(run.data.manifest, others_fit=others_fit)
     }
-    return {name: status for name, status in found.items() if name not in answers}
+    return {name: status for name, status in statuses.items() if name not in answers}
 
 
 def too_short(spec: CampaignSpec) -> list[str]:
@@ -335,14 +328,17 @@ def _worse(cell: Reproduced, line: Line) -> str:
     return f"{where}: {measure}: {now} against {before}, {ratio} of the baseline."
 
 
+def _lines(found: Reproduction) -> Iterator[Line]:
+    return (line for cell in found.cells for line in cell.lines)
+
+
 def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
-    lines = [line for _, reproduction in compared for cell in reproduction.cells for line in cell.lines]
     if sentences := [sentence for _, reproduction in compared for sentence in worse(reproduction)]:
         return RegressionError(
             f"Worse than the baseline: {' '.join(sentences)}",
             advice="See first whether the environment differs; harness report shows the runs.",
         )
-    if all(line.outcome is Outcome.NOT_DECIDABLE and (line.ratio is None or line.ratio.low is None) for line in lines):
+    if not any(line.ratio and line.ratio.low for _, reproduction in compared for line in _lines(reproduction)):
         return RegressionError(
             "Nothing could be compared with the baseline: no figure has an interval on both sides.",
             advice="Take repeats: 3 in the campaign file; INVALID runs are not used.",
@@ -353,8 +349,7 @@ def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError
 def _told(name: str, found: Reproduction) -> list[str]:
     outcomes = Counter(
         "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value
-        for cell in found.cells
-        for line in cell.lines
+        for line in _lines(found)
     )
     order = ("worse", "better", Outcome.AGREES.value, Outcome.NOT_DECIDABLE.value)
     counts = ", ".join(f"{word} {outcomes[word]}" for word in order)

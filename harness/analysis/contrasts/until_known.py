@@ -22,7 +22,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from harness.analysis.contrasts.outcome import Outcome, within
-from harness.analysis.format import number
+from harness.analysis.format import number, whole_interval
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, ratio, student, t_interval
 from harness.spec import FIRST_LOOK, CellSpec, UntilKnown
 
@@ -77,11 +77,10 @@ class RepeatVerdict:
         return f"{what}: {metric} {self._answer(reference is not None)}, after {self.repeats} repeats."
 
     def _answer(self, ratios: bool) -> str:
-        found = self.estimate
-        if found is None or found.low is None or found.high is None:
+        interval = whole_interval(self.estimate) if self.estimate else ""
+        if self.estimate is None or not interval:
             return f"is {self.state}"
-        unit = " times" if ratios else ""
-        return f"is {self.state} ({number(found.mean)}{unit}, {number(found.low)} to {number(found.high)})"
+        return f"is {self.state} ({number(self.estimate.mean)}{' times' if ratios else ''}, {interval})"
 
 
 @dataclass(slots=True)
@@ -99,9 +98,9 @@ class RepeatProgress:
     @property
     def summary(self) -> str:
         """Where it stands, in a sentence."""
-        counts = {state: sum(each.state is state for each in self.verdicts) for state in State}
-        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        return f"Whole blocks of repeats: {self.blocks}; questions: {told}."
+        counts = {state: sum(verdict.state is state for verdict in self.verdicts) for state in State}
+        states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        return f"Whole blocks of repeats: {self.blocks}; questions: {states}."
 
 
 def share_of_look(most: int, block: int) -> float:
@@ -123,8 +122,8 @@ def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQ
         others = {id(reference): reference for reference in references if reference is not cell}
         pairs += [(cell, reference) for reference in others.values()]
     compared = {id(cell) for pair in pairs for cell in pair}
-    asked = [*pairs, *((cell, None) for cell in cells if id(cell) not in compared)]
-    return [RepeatQuestion(metric, cell, reference) for cell, reference in asked for metric in metrics]
+    alone = ((cell, None) for cell in cells if id(cell) not in compared)
+    return [RepeatQuestion(metric, cell, reference) for cell, reference in (*pairs, *alone) for metric in metrics]
 
 
 def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:
@@ -135,8 +134,8 @@ def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figu
         cells: all of them.
         runs: finished experiments by id.
     """
-    asked = questions(cells, [metric.value for metric in wanted.compare])
-    verdicts = [RepeatVerdict(question, State.OPEN, 0, None) for question in asked]
+    posed = questions(cells, [metric.value for metric in wanted.compare])
+    verdicts = [RepeatVerdict(question, State.OPEN, 0, None) for question in posed]
     taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
     for block in range(1, wanted.max + 1):
         needed = _needed(cells, verdicts)
@@ -145,9 +144,9 @@ def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figu
         for cell in needed:
             taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
         if block >= FIRST_LOOK:
-            error = (1 - wanted.decide) * share_of_look(wanted.max, block) / len(asked)
+            error = (1 - wanted.decide) * share_of_look(wanted.max, block) / len(posed)
             look = _Look(wanted, block, error / SIGNIFICANCE, taken)
-            verdicts = [look.judge(each) if each.state is State.OPEN else each for each in verdicts]
+            verdicts = [look.judge(verdict) if verdict.state is State.OPEN else verdict for verdict in verdicts]
         if not _needed(cells, verdicts):
             return RepeatProgress(block, verdicts)
     return RepeatProgress(wanted.max, verdicts)
@@ -181,7 +180,7 @@ class _Look:
     def judge(self, verdict: RepeatVerdict) -> RepeatVerdict:
         """The verdict after this look."""
         metric, cell, reference = question = verdict.question
-        sides = [self.taken[each.experiment_id(0)] for each in (cell, reference) if each is not None]
+        sides = [self.taken[side.experiment_id(0)] for side in (cell, reference) if side is not None]
         if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
             return RepeatVerdict(question, State.NOT_MEASURED, self.block, verdict.estimate)
         figures = [[run[metric] for run in runs if metric in run] for runs in sides]
@@ -193,9 +192,8 @@ class _Look:
 
     def _estimate(self, figures: Sequence[Sequence[float]]) -> Estimate | None:
         try:
-            return (
-                t_interval(figures[0], self.share) if len(figures) == 1 else ratio(figures[0], figures[1], self.share)
-            )
+            one_sided = len(figures) == 1
+            return t_interval(figures[0], self.share) if one_sided else ratio(figures[0], figures[1], self.share)
         except ValueError:
             return None
 

@@ -135,34 +135,27 @@ def _with_interval(estimate: Estimate) -> str:
     return number(estimate.mean) + (f" ({interval})" if interval else "")
 
 
-def _percent(share: Estimate) -> str:
-    low, high = share.low or 0.0, share.high or 0.0
-    return f"{100 * share.mean:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
-
-
 def _scaling_in_words(scaling: Scaling, counts: list[int]) -> str:
     best = scaling.best
     if best is None:
         return _law_in_words(scaling) + "."
-    point = knee(best)
+    point, parameters, most = knee(best), best.parameters, f"up to {counts[-1]} measured"
     if point is not None:
-        ceiling = best.parameters["C"]
         return (
             f"throughput grows with the replicas up to about {number(point)} of them and stays at "
-            f"{_with_interval(ceiling)} requests/s from there on (a bottleneck; up to {counts[-1]} measured)."
+            f"{_with_interval(parameters['C'])} requests/s from there on (a bottleneck; {most})."
         )
     if best.law.name == "linear":
         return f"throughput grows linearly up to {counts[-1]} replicas, the most measured: the GPU is not full yet."
-    if "w" in best.parameters:
+    if "w" in parameters:
+        cost = parameters["w"]
+        ends = f"{100 * (cost.low or 0.0):.1f} to {100 * (cost.high or 0.0):.1f}"
         return (
-            f"one replica keeps the GPU busy, and with more of them the work of a request takes {_percent(best.parameters['w'])} "
-            f"longer, however many take turns (a bottleneck with a switching cost; up to {counts[-1]} measured)."
+            f"one replica keeps the GPU busy, and with more of them the work of a request takes {100 * cost.mean:.1f} % ({ends}) "
+            f"longer, however many take turns (a bottleneck with a switching cost; {most})."
         )
-    share = best.parameters["s"]
-    return (
-        f"throughput follows {'Amdahl' if best.law.name == 'Amdahl' else 'the universal scalability law'}, with a serial "
-        f"share of {_with_interval(share)}."
-    )
+    law = "Amdahl" if best.law.name == "Amdahl" else "the universal scalability law"
+    return f"throughput follows {law}, with a serial share of {_with_interval(parameters['s'])}."
 
 
 def _held(held: Carried) -> str:
@@ -196,8 +189,8 @@ def _held_in_words(workload: str, arm: Arm, held: Carried, limit_s: float) -> st
 
 
 def _bounds() -> str:
-    bounds = {mode.sharing.value: mode.most_processes for mode in MODES.values() if mode.most_processes}
-    return ", ".join(f"the {most} clients that {mode.upper()} takes" for mode, most in bounds.items())
+    limited = [mode for mode in MODES.values() if mode.most_processes]
+    return ", ".join(f"the {mode.most_processes} clients that {mode.sharing.value.upper()} takes" for mode in limited)
 
 
 def memory_entry(cell: Cell) -> Entry:
@@ -205,16 +198,16 @@ def memory_entry(cell: Cell) -> Entry:
     used = cell.estimates.get("gpu_memory")
     if used is None:
         return figure_entry(None, "bytes", cell.absent.get("gpu_memory", "not measured"))
-    each = Estimate(used.mean / cell.replicas, None, None, used.n, None)
-    entry = figure_entry(each, "bytes")
+    own = Estimate(used.mean / cell.replicas, None, None, used.n, None)
+    entry = figure_entry(own, "bytes")
     gpus = cell.used[0].data.manifest.gpus
     total = gpus[0].memory_bytes if gpus else None
     experiment = cell.used[0].data.manifest.experiment
     mode = mode_of(experiment.sharing)
-    if not total or not each.mean or mode.each_its_own:
+    if not total or not own.mean or mode.each_its_own:
         return Entry(entry.mean, ())
     limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
-    fit = math.floor(total / max(each.mean, (limit_gb or 0.0) * 1e9))
+    fit = math.floor(total / max(own.mean, (limit_gb or 0.0) * 1e9))
     most = mode.most_processes
     if most is None or fit <= most:
         return Entry(entry.mean, (f"{fit} would fit",))

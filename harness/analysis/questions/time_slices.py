@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -91,53 +92,51 @@ class TimeSlices:
 
 def time_slices(repeats: Sequence[Turns]) -> TimeSlices:
     """What the repeats say together; there must be one at least."""
+    slices, switches = [turn.slice_s for turn in repeats], [turn.switch_s for turn in repeats]
     return TimeSlices(
-        slice_s=_medians([one.slice_s for one in repeats]),
-        slice_s_range=_range([one.slice_s for one in repeats]),
-        switch_s=_medians([one.switch_s for one in repeats]),
-        switch_s_range=_range([one.switch_s for one in repeats]),
-        switches=sum(len(one.switch_s) for one in repeats),
-        switching_percent=t_interval([100 * one.switching_share for one in repeats]),
-        together_percent=t_interval([100 * one.together_share for one in repeats]),
+        slice_s=_medians(slices),
+        slice_s_range=_range(slices),
+        switch_s=_medians(switches),
+        switch_s_range=_range(switches),
+        switches=sum(map(len, switches)),
+        switching_percent=t_interval([100 * turn.switching_share for turn in repeats]),
+        together_percent=t_interval([100 * turn.together_share for turn in repeats]),
     )
 
 
-def sentence(found: TimeSlices, processes: int) -> str:
+def sentence(seen: TimeSlices, processes: int) -> str:
     """The answer, for people."""
-    if found.slice_s is None or found.switch_s is None:
-        if found.together_percent.mean < _SIDE_BY_SIDE_PERCENT:
+    if seen.slice_s is None or seen.switch_s is None:
+        if seen.together_percent.mean < _SIDE_BY_SIDE_PERCENT:
             return f"No whole turn of the {processes} processes was seen: watch for longer with --seconds."
         return f"The {processes} processes ran side by side: nobody waited for a turn."
     return (
-        f"The {processes} processes take turns of {with_interval(found.slice_s, 's')}. A switch takes "
-        f"{with_interval(found.switch_s, 's')}, so that {found.switching_percent.mean:.1f} % of the GPU's time go to nobody."
+        f"The {processes} processes take turns of {with_interval(seen.slice_s, 's')}. A switch takes "
+        f"{with_interval(seen.switch_s, 's')}, so that {seen.switching_percent.mean:.1f} % of the GPU's time go to nobody."
     )
 
 
-def rows(found: TimeSlices) -> list[tuple[str, str, str]]:
+def rows(seen: TimeSlices) -> list[tuple[str, str, str]]:
     """A table of the figures: name, value with its interval between repeats, range of the single turns."""
+    medians = (("turn", seen.slice_s, seen.slice_s_range), ("switch", seen.switch_s, seen.switch_s_range))
     return [
-        ("turn", *_figures(found.slice_s, found.slice_s_range)),
-        ("switch", *_figures(found.switch_s, found.switch_s_range)),
-        ("time of the GPU that nobody has", with_interval(found.switching_percent, "%"), DASH),
-        ("time in which two or more run", with_interval(found.together_percent, "%"), DASH),
+        *((name, with_interval(median, "s") if median else DASH, _span(ends)) for name, median, ends in medians),
+        ("time of the GPU that nobody has", with_interval(seen.switching_percent, "%"), DASH),
+        ("time in which two or more run", with_interval(seen.together_percent, "%"), DASH),
     ]
 
 
-def _figures(median: Estimate | None, span: tuple[float, float] | None) -> tuple[str, str]:
-    return (
-        with_interval(median, "s") if median else DASH,
-        " to ".join(quantity(end, "s") for end in span) if span else DASH,
-    )
+def _span(ends: tuple[float, float] | None) -> str:
+    return " to ".join(quantity(end, "s") for end in ends) if ends else DASH
 
 
-def as_document(found: TimeSlices) -> dict[str, object]:
+def as_document(seen: TimeSlices) -> dict[str, object]:
     """The same for programs: of an estimate its mean, the ends of its interval and its number of repeats."""
     return {
         field.name: {name: getattr(value, name) for name in ("mean", "low", "high", "n")}
-        if isinstance(value := getattr(found, field.name), Estimate)
+        if isinstance(value := getattr(seen, field.name), Estimate)
         else value
-        for field in fields(found)
+        for field in fields(seen)
     }
 
 
@@ -147,5 +146,5 @@ def _medians(repeats: Sequence[Sequence[float]]) -> Estimate | None:
 
 
 def _range(repeats: Sequence[Sequence[float]]) -> tuple[float, float] | None:
-    values = [value for one in repeats for value in one]
+    values = list(chain.from_iterable(repeats))
     return (float(np.percentile(values, 5)), float(np.percentile(values, 95))) if values else None

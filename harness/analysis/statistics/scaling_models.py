@@ -31,7 +31,7 @@ class Law:
         curve: counts and parameters to values; parameters are positive.
         parameters: their names; the first is the value at one replica, or the level.
         bounded: parameters that are at most 1.
-        told: parameters without which it is another law: their intervals must lie above 0.
+        shown: parameters without which it is another law: their intervals must lie above 0.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Law:
     curve: Callable[[Floats, Floats], Floats]
     parameters: tuple[str, ...]
     bounded: frozenset[str] = frozenset()
-    told: frozenset[str] = frozenset()
+    shown: frozenset[str] = frozenset()
 
 
 THROUGHPUT_LAWS = (
@@ -50,7 +50,7 @@ THROUGHPUT_LAWS = (
         "X(1) = r, X(n > 1) = r / (1 + w)",
         lambda n, p: np.where(n > 1, p[0] / (1 + p[1]), p[0]),
         ("r", "w"),
-        told=frozenset({"w"}),
+        shown=frozenset({"w"}),
     ),
     Law(
         "Amdahl",
@@ -139,7 +139,7 @@ def scaling_law(runs: Mapping[int, Sequence[float]], laws: Sequence[Law] = THROU
         reason = "nothing says how far a curve may be off, without repeats and more counts than it has parameters"
         return Scaling(None, None, reason, "Measure more counts in `replicas`, with `repeats: 3`.", tried)
     nearest = min(tested, key=lambda fit: fit.residual)
-    fitting = [fit for fit in tested if fit.fits and all(fit.parameters[name].low for name in fit.law.told)]
+    fitting = [fit for fit in tested if fit.fits and all(fit.parameters[name].low for name in fit.law.shown)]
     if fitting:
         fewest = len(fitting[0].law.parameters)
         same = [fit for fit in fitting if len(fit.law.parameters) == fewest]
@@ -161,7 +161,7 @@ def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -
 
     highest = [1.0 if name in law.bounded else np.inf for name in law.parameters]
     starts = _starts(law, runs, counts)
-    found, slopes, cost = min((least_squares(misses, start, highest) for start in starts), key=lambda each: each[2])
+    found, slopes, cost = min((least_squares(misses, start, highest) for start in starts), key=lambda fitted: fitted[2])
     residual = 2 * cost
     means = np.array([np.mean(np.log(runs[count])) for count in counts])
     curve = np.log(law.curve(np.array(counts, dtype=float), found))

@@ -10,7 +10,7 @@ from harness.analysis import goodput
 from harness.analysis.objective import ObjectiveOutcome
 from harness.analysis.pages.tables import goodput_table
 from harness.analysis.statistics import Estimate
-from harness.analysis.stress import FailureMode, Grade, LoadPoint, LoadRun, Served, StressSeries, search, series_of
+from harness.analysis.stress import FailureMode, Grade, LoadPoint, LoadRun, ServedLoad, StressSeries, search, series_of
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
@@ -174,35 +174,22 @@ def test_a_good_point_that_does_not_hold_again_gives_way_to_the_one_below():
     assert "2 replicas did not hold when measured again: p99 is 80.0 ± 0.8 ms" in series.sentences()[0]
 
 
-def test_a_point_without_an_interval_counts_as_it_is():
-    few = LoadRun(
-        Status.VALID, [], {"throughput": near(20, 1), "latency_p99_exact": Estimate(0.06, None, None, 9, None, "few")}
-    )
+@pytest.mark.parametrize(
+    ("p99", "limit", "grade", "why"),
+    [
+        (Estimate(0.06, None, None, 9, None, "few"), {"p99": 50}, Grade.BROKEN, "p99 is 60.0 ms (no interval)"),
+        (Estimate(math.nan, None, None, 9, None, "few"), {"p99": 50}, Grade.DOUBTFUL, "p99 was not measured: few."),
+        (None, {"p99": 50}, Grade.DOUBTFUL, "p99 was not measured: no request was served."),
+        (None, {}, Grade.DOUBTFUL, "nothing was measured."),
+    ],
+)
+def test_a_figure_without_an_interval_counts_and_one_that_is_not_there_leaves_doubt(p99, limit, grade, why):
+    figures = {"throughput": near(20, 1), "latency_p99_exact": p99} if p99 else {}
 
-    series = searched({1: few}, most=8, latency_limit_ms={"p99": 50})
+    series = searched({1: LoadRun(Status.VALID, [], figures)}, most=1, latency_limit_ms=limit)
 
-    assert "p99 is 60.0 ms (no interval), above the limit" in series.sentences()[0]
-
-
-def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
-    few = LoadRun(
-        Status.VALID,
-        [],
-        {"throughput": near(2, 0.1), "latency_p99_exact": Estimate(math.nan, None, None, 9, None, "too few")},
-    )
-
-    series = searched({1: few}, most=1, latency_limit_ms={"p99": 50})
-
-    assert series.last_good is None
-    assert "p99 was not measured: too few." in series.sentences()[0]
-
-
-@pytest.mark.parametrize("limit", [{}, {"p99": 50}])
-def test_a_run_of_which_nothing_was_measured_is_doubtful(limit):
-    series = searched({1: LoadRun(Status.VALID, [], {})}, most=1, latency_limit_ms=limit)
-
-    assert [point.grade for point in series.points] == [Grade.DOUBTFUL]
-    assert series.last_good is None
+    assert ([point.grade for point in series.points], series.last_good) == ([grade], None)
+    assert series.points[0].sentence.startswith(why)
     assert "There is no good point." in series.sentences()[0]
 
 
@@ -318,7 +305,7 @@ def served(rate, capacity, *, doubt=0.0, servers=1, energy_j=None):
     unmet = "" if outcome is ObjectiveOutcome.PASS else f"first token p99 300 ms: {outcome}"
     figures = {"throughput": near(rate * servers, 0.01 * rate)}
     return LoadRun(
-        Status.VALID, [], figures, Served(outcome, unmet, rate * servers, 32.0 * rate * servers, energy_j, 1)
+        Status.VALID, [], figures, ServedLoad(outcome, unmet, rate * servers, 32.0 * rate * servers, energy_j, 1)
     )
 
 
