@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Deployment, RecordingRequest, ReplicaDeath, start_advice
-from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods, replica_check
+from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods
 from harness.backends.kubernetes.api import KubernetesApi, OwnedObject
 from harness.backends.kubernetes.collect import PodLogTail
 from harness.backends.kubernetes.objects import PodGroup
@@ -143,7 +143,7 @@ class KubernetesDeployment(Deployment):
         for part in self._all:  # the scheduler places a neighbour once a measured replica has its node
             part.wait(abort)
         if self._beside:
-            replica_check.refuse_apart(self.statuses(), self.neighbour_statuses(), by_node=self._by_node)
+            collect.refuse_apart(self.statuses(), self.neighbour_statuses(), by_node=self._by_node)
 
     def make(self, abort: threading.Event) -> None:
         """Make the objects of these pods alone, the first half of ``start``."""
@@ -292,7 +292,7 @@ class KubernetesDeployment(Deployment):
         self._statuses = [
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
         ]
-        replica_check.refuse_what_differs(self._statuses, self._experiment, self._spec)
+        collect.refuse_what_differs(self._statuses, self._experiment, self._spec)
 
     def _refresh(self) -> None:
         with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from harness.backends.kubernetes import replica_check
+from harness.backends.kubernetes import collect
 from harness.errors import BackendError, ReasonCode
 from harness.spec import KubernetesSpec, MpsLimits, Sharing, WorkloadSpec
 from tests.support.experiments import experiment
@@ -37,7 +37,7 @@ def said(**status):
 def test_a_server_without_a_cuda_context_is_not_on_the_gpu_that_its_pod_was_given(on, wanted, changes, refused):
     given = r"runs on the CPU although it was given nvidia\.com/gpu: 1"
     with pytest.raises(BackendError, match=given) if refused else contextlib.nullcontext() as caught:
-        replica_check.refuse_silent_cpu(said(device=on), asked(device=wanted), KubernetesSpec(**changes))
+        collect.refuse_silent_cpu(said(device=on), asked(device=wanted), KubernetesSpec(**changes))
     assert not refused or caught.value.code is ReasonCode.NOT_ON_GPU
 
 
@@ -53,7 +53,7 @@ def test_a_server_without_a_cuda_context_is_not_on_the_gpu_that_its_pod_was_give
 def test_a_server_under_another_mode_than_its_node_was_switched_to_is_refused(sharing, pipe, why):
     spec = KubernetesSpec(device_plugin_configs="nvidia/configs")
     with pytest.raises(BackendError, match=why) if why else contextlib.nullcontext():
-        replica_check.refuse_what_differs(said(mps_pipe_directory=pipe), asked(sharing=sharing), spec)
+        collect.refuse_what_differs(said(mps_pipe_directory=pipe), asked(sharing=sharing), spec)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_server_under_another_mode_than_its_node_was_switched_to_is_refused(sh
 def test_a_server_that_set_itself_other_limits_than_asked_is_refused(has, why):
     limited = asked(sharing=Sharing.MPS, mps=MpsLimits(share=25))
     with pytest.raises(BackendError, match=why) if why else contextlib.nullcontext():
-        replica_check.refuse_what_differs(said(mps_limits=has), limited, KubernetesSpec())
+        collect.refuse_what_differs(said(mps_limits=has), limited, KubernetesSpec())
 
 
 FIRST, SECOND = "replica 0 (pod pod-0)", "replica 1 (pod pod-1)"
@@ -107,4 +107,4 @@ def at(node, gpu="", replica=0, **more):
     ],
 )
 def test_who_is_not_beside_whom(measured, noisy, by_node, said):
-    assert replica_check.apart(measured, {"noisy": noisy}, by_node=by_node) == said
+    assert collect.apart(measured, {"noisy": noisy}, by_node=by_node) == said
