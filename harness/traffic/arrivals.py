@@ -29,7 +29,6 @@ def arrivals(rate: float, kind: str | None, seed: int, burstiness: float | None 
     Args:
         rate: requests per second.
         kind: constant or gamma; anything else is Poisson.
-        seed: of what is random.
         burstiness: of gamma: shape of the distribution of the intervals; 1 is Poisson.
     """
     chance = random.Random(seed)  # noqa: S311 - arrivals to repeat, not a secret
@@ -68,15 +67,7 @@ def of_server(server: ServerSpec, seed: int, *, settle_s: float, record_s: float
 
 
 def ramped(due: Iterator[int], rate: float, to: float, *, begin_s: float, within_s: float) -> Iterator[int]:
-    """Arrivals of a rate, moved so that it changes evenly to another one.
-
-    Args:
-        due: of the rate, nanoseconds.
-        rate: requests per second.
-        to: what it becomes.
-        begin_s: seconds until it begins to change.
-        within_s: seconds that this takes.
-    """
+    """Arrivals of a rate, moved so that it changes evenly to another one, from ``begin_s`` on, in ``within_s`` seconds."""
     for due_ns in due:
         further = rate * (due_ns / NS_PER_S - begin_s)  # so many requests after the beginning of the change
         above = further - within_s * (rate + to) / 2

@@ -27,6 +27,9 @@ _MOST_SAID = 300
 class Client(ABC):
     """Sends requests, any number at a time."""
 
+    sends_at_once = False
+    """``begin`` has sent it when it returns, where there is a connection."""
+
     async def open(self) -> None:  # noqa: B027 - most cannot
         """Connect ahead, where that can be."""
 

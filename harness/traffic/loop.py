@@ -136,11 +136,10 @@ class LoadLoop:
         self._due = ((start_ns + after_ns, target) for after_ns, target in self._due)
         for due_ns, target in self._due:
             self._next = due_ns, target
-            await asyncio.sleep(0)  # let the one before be sent
+            if not self._client.sends_at_once:
+                await asyncio.sleep(0)  # let the one before be sent
             question = next(self._questions)  # made before its time has come
-            wait_ns = due_ns - time.perf_counter_ns()
-            if wait_ns > 0:
-                await asyncio.sleep(wait_ns / NS_PER_S)
+            await asyncio.sleep(max(due_ns - time.perf_counter_ns(), 0) / NS_PER_S)
             await self._room.acquire()  # what waits here is sent late, and its latency says so
             self._next = None
             self._begin(question, Exchange(due_ns, target=target), lambda _exchange: self._room.release())

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.replica.engine.ledger import Families, ServerLedger
 from harness.replica.engine.servers import HOST, takes_connections
-from harness.replica.engine.workload import ServerLoad
+from harness.replica.engine.workload import Families, ServerLedger, ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import Protocol, ServerSpec
 from harness.traffic.clients import HttpClient

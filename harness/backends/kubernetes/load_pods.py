@@ -20,13 +20,7 @@ PATIENCE_S = 30.0
 
 
 class LoadJob:
-    """A Job with one pod for each shard of the load.
-
-    Args:
-        api: of the cluster.
-        part: the Job.
-        clock: real time.
-    """
+    """A Job with one pod for each shard of the load."""
 
     def __init__(self, api: KubernetesApi, part: PodGroup, clock: Clock) -> None:
         self._api, self._folder = api, part.folder
@@ -43,9 +37,9 @@ class LoadJob:
     def stop(self) -> tuple[list[Path], Sequence[str]]:
         """End the load, then the pods: the logs of the shards, and a sentence for whatever did not end well."""
         with ThreadPoolExecutor(collect.PARALLEL, thread_name_prefix="load") as pool:
-            found = list(pool.map(self._end, self._pods.replicas))
-        logs = [log for log, _ in found if log is not None]
-        sentences = [sentence for _, sentence in found if sentence]
+            ends = list(pool.map(self._end, self._pods.replicas))
+        logs = [log for log, _ in ends if log is not None]
+        sentences = [sentence for _, sentence in ends if sentence]
         return logs, [*sentences, *self._pods.stop(timeout_s=0)]
 
     def _end(self, shard: PodReplica) -> tuple[Path | None, str]:

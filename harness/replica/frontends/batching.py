@@ -24,11 +24,7 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(slots=True)
 class Pending:
-    """One request.
-
-    Attributes:
-        intended_ns: when it should have been sent, by ``time.perf_counter_ns``.
-    """
+    """One request; times are of ``time.perf_counter_ns``."""
 
     inputs: int
     intended_ns: int
@@ -185,12 +181,7 @@ class Passes:
 
 
 class BatchLedger:
-    """Counts and logs what was served: latency from the intended time, and the service time beside it.
-
-    Args:
-        latency_log: intended time and latency of every request; None: not kept.
-        service_log: beginning of the service and service time of every request; None: not kept.
-    """
+    """Counts and logs what was served: latency from the intended time, and the time of the service from its beginning beside it."""
 
     def __init__(
         self,

@@ -35,13 +35,7 @@ class Frontend(Protocol):
 
 
 class OpenFrontend:
-    """A frontend whose requests do not come from the replica's own loop, and who reports it.
-
-    Args:
-        name: of its facts in ``replica.json``.
-        service_log: times of the model alone; None: not kept.
-        report: takes the facts, once a second and at the end.
-    """
+    """Runs a frontend and hands its facts to ``report``, once a second and at the end, under their name in ``replica.json``."""
 
     def __init__(
         self,
@@ -88,11 +82,7 @@ def of_scenario(
     phase: Callable[[], str],
     report: Callable[[Mapping[str, object]], None],
 ) -> OpenFrontend:
-    """The frontend of the settings' scenario, with the model in passes and the logs.
-
-    Raises:
-        CannotBeMetError: the latency limit is below one service time, or the port is taken.
-    """
+    """The frontend of the settings' scenario. Raises CannotBeMetError: no request can meet the latency limit, or the port is taken."""
     scenario, folder, batch_size = settings.scenario, settings.replica_dir, settings.batch_size
     assert scenario is not None  # noqa: S101 - the caller's promise
     serve = Passes(workload, batch_size)

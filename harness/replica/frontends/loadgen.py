@@ -39,13 +39,9 @@ _USELESS_FILES = ("mlperf_log_accuracy.json", "mlperf_log_trace.json")
 
 
 class LoadGenFrontend:
-    """Serves what LoadGen asks.
+    """Serves what LoadGen asks: ``settle_s`` of load, then a test within the recording of ``record_s``, then load as before.
 
-    Args:
-        folder: for LoadGen's own logs; None: nobody wants them.
-        pass_s: seconds that one full pass takes, measured at warm-up.
-        settle_s: seconds of load before the test.
-        record_s: seconds of the recording, within which the test lies.
+    ``pass_s`` is what one full pass takes; LoadGen's own logs go into ``folder``, where there is one.
     """
 
     def __init__(
@@ -212,16 +208,16 @@ class LoadGenFrontend:
 
 def read_result(folder: Path) -> dict[str, Any]:
     """What LoadGen's log says of a test: validity, reasons, rates and percentiles, under LoadGen's names."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for line in (folder / _LOG_FILES[1]).read_text(encoding="utf-8").splitlines():
         if not line.startswith(":::MLLOG "):
             continue
         entry = json.loads(line.removeprefix(":::MLLOG "))
         if entry["key"].startswith(("result_", "early_stopping")):
-            found[entry["key"].removeprefix("result_")] = entry["value"]
+            results[entry["key"].removeprefix("result_")] = entry["value"]
         elif entry["metadata"].get("is_error"):
-            found.setdefault("errors", []).append(str(entry["value"]))
-    return found
+            results.setdefault("errors", []).append(str(entry["value"]))
+    return results
 
 
 def _log_settings(folder: Path) -> Any:

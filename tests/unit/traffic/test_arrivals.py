@@ -110,18 +110,15 @@ def test_a_trace_is_asked_at_its_times_with_its_lengths_and_then_again(tmp_path)
         ([line(0, 1.5)], "lengths are whole tokens"),
         ([line(0), line(0.001)], r"2 requests in 0\.001 ms at factor 1, more than 100000 a second"),
         (["\udcff"], "cannot be read"),
+        (None, "cannot be read"),
     ],
 )
 def test_a_trace_that_is_none_is_said_with_its_line(tmp_path, lines, message):
     path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(lines), errors="surrogateescape")
+    if lines is not None:
+        path.write_text("\n".join(lines), errors="surrogateescape")
     with pytest.raises(LoadError, match=message):
         read_trace(path, 1.0)
-
-
-def test_a_trace_that_is_missing_is_said(tmp_path):
-    with pytest.raises(LoadError, match="cannot be read"):
-        read_trace(tmp_path / "none.jsonl", 1.0)
 
 
 @pytest.mark.parametrize(("rate", "to"), [(10.0, 40.0), (40.0, 10.0), (10.0, 10.0)])

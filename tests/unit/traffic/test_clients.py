@@ -189,18 +189,20 @@ def test_bodies_are_filled_in():
     assert json.loads(body_of(chat(extra_body={"ignore_eos": True}), QUESTION))["ignore_eos"]
 
 
-@pytest.mark.parametrize("data", [b"data: nothing\n\n", b"data: [1]\n\n"])
-def test_an_event_that_is_no_object_is_a_bad_answer(data):
-    with pytest.raises(BadAnswerError, match="no JSON"):
-        list(EventStream().feed(data))
-
-
-@pytest.mark.parametrize("data", [b"", b'data: {"choices": [{"text": "a"}]}\n\n', b"data: [DONE]\n\n"])
-def test_a_stream_that_is_cut_or_empty_is_a_bad_answer(data):
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"data: nothing\n\n", "no JSON"),
+        (b"data: [1]\n\n", "no JSON"),
+        (b"", "the stream"),
+        (b'data: {"choices": [{"text": "a"}]}\n\n', "the stream"),
+        (b"data: [DONE]\n\n", "the stream"),
+    ],
+)
+def test_a_stream_of_no_objects_or_one_that_is_cut_or_empty_is_a_bad_answer(data, message):
     stream = EventStream()
-    list(stream.feed(data))
-    with pytest.raises(BadAnswerError, match="the stream"):
-        stream.end()
+    with pytest.raises(BadAnswerError, match=message):
+        (list(stream.feed(data)), stream.end())
 
 
 @pytest.mark.parametrize("settings", [engine, chat], ids=["whole", "stream"])

@@ -8,8 +8,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from harness.traffic.grpc_client import STATUSES, GrpcClient
-from harness.traffic.open_inference import METHOD
+from harness.traffic.open_inference import METHOD, STATUSES, GrpcClient
 from harness.traffic.protocols import Question
 from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
 from tests.unit.traffic.engines import HOST, engine

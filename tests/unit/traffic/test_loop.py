@@ -9,8 +9,7 @@ import time
 import pytest
 
 from harness.replica.engine import workload
-from harness.replica.engine.ledger import Families, ServerLedger, p99
-from harness.replica.engine.workload import ServerLoad
+from harness.replica.engine.workload import Families, ServerLedger, ServerLoad, p99
 from harness.replica.errors import WorkloadError
 from harness.replica.metrics import RequestMetrics
 from harness.traffic.clients import HttpClient

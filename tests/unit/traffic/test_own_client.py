@@ -95,7 +95,7 @@ def test_a_key_is_not_told_by_a_client_that_cannot_be_made(monkeypatch):
     [
         (f"{__name__}:none", WorkloadError, r"returned a object without ask\(\) and close\(\)"),
         (f"{__name__}:failing", WorkloadError, "cannot be made: RuntimeError: no such model"),
-        (f"{__name__}:tolt", CannotBeMetError, "`server.client`: module .* has no callable 'tolt'; did you mean told"),
+        (f"{__name__}:tolt", CannotBeMetError, "`server.client`: module .* has no callable 'tolt'; did you mean .told"),
         ("no_such_module:make", CannotBeMetError, "`server.client`: there is no module 'no_such_module'"),
     ],
 )

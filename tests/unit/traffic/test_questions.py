@@ -81,30 +81,23 @@ def test_conversations_in_sharegpts_form_are_asked_by_their_first_turn(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("name", "text", "message"),
     [
-        ("[", "is no JSON"),
-        ("{}", "begins"),
-        ("[1]", "ShareGPT's form"),
-        ('[{"conversations": [{"value": "x"}]}]', "KeyError: 'from'"),
-        ('[{"conversations": [{"from": "gpt", "value": "x"}]}]', "no conversation that a human begins"),
+        ("sharegpt.json", "[", "is no JSON"),
+        ("sharegpt.json", "{}", "begins"),
+        ("sharegpt.json", "[1]", "ShareGPT's form"),
+        ("sharegpt.json", '[{"conversations": [{"value": "x"}]}]', "KeyError: 'from'"),
+        (
+            "sharegpt.json",
+            '[{"conversations": [{"from": "gpt", "value": "x"}]}]',
+            "no conversation that a human begins",
+        ),
+        *(("asked.jsonl", text, r"asked\.jsonl") for text in ("", "no json\n", "[1]\n", '{"text": "a"}\n')),
+        ("none.jsonl", None, "cannot be read"),
     ],
 )
-def test_conversations_that_are_none_are_said(tmp_path, text, message):
-    path = tmp_path / "sharegpt.json"
-    path.write_text(text)
+def test_a_file_that_holds_no_requests_is_said(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
     with pytest.raises(LoadError, match=message):
-        asked.read_file(path)
-
-
-@pytest.mark.parametrize("text", ["", "no json\n", "[1]\n", '{"text": "a"}\n'])
-def test_a_file_that_holds_no_requests_is_said(tmp_path, text):
-    path = tmp_path / "asked.jsonl"
-    path.write_text(text)
-    with pytest.raises(LoadError, match=r"asked\.jsonl"):
-        asked.read_file(path)
-
-
-def test_a_file_that_is_missing_is_said(tmp_path):
-    with pytest.raises(LoadError, match="cannot be read"):
-        asked.read_file(tmp_path / "none.jsonl")
+        asked.read_file(tmp_path / name)
