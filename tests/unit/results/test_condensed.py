@@ -42,6 +42,12 @@ def condensed(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return unpack(publish(recorded, folder / f"{NAME}.tar.xz", resolution_ns=US), folder)
 
 
+def table_of(folder: Path) -> requests.RequestTable:
+    table = requests.read(folder)
+    assert table is not None
+    return table
+
+
 def rounded(at_ns: np.ndarray) -> np.ndarray:
     return (at_ns + US // 2) // US * US
 
@@ -49,9 +55,7 @@ def rounded(at_ns: np.ndarray) -> np.ndarray:
 def test_every_instant_is_the_nearest_and_every_duration_that_between_two(recorded: Path, condensed: Path) -> None:
     compared = 0
     for folder in condensed.glob("*_rep*"):
-        before, after = requests.read(recorded / folder.name), requests.read(folder)
-        assert before is not None
-        assert after is not None
+        before, after = table_of(recorded / folder.name), table_of(folder)
         assert after.replicas == before.replicas
         for name in ("intended_ns", "end_ns"):
             assert np.array_equal(after.rows[name], rounded(before.rows[name]))
@@ -158,9 +162,7 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     final = tmp_path / spec.experiment_id
     finalise(attempt, final, manifest)
     coarse = condense(final, tmp_path / "1us", US)
-    table = requests.read(tmp_path / "1us")
-    assert table is not None
-    failed, answered = table.rows
+    failed, answered = table_of(tmp_path / "1us").rows
 
     at = rounded(np.array([begin, begin + 9]))
     assert failed.tolist() == (0, at[0], rounded(begin + 1_499), -1, rounded(begin + 5_000_501), -1, 7, 0, -1)
@@ -168,14 +170,9 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     assert answered.tolist() == (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200)
     assert "replicas/replica-0/gaps.bin" not in coarse
     assert len(requests.gaps(tmp_path / "1us", 0)) == 2
-    beside_table = requests.read(tmp_path / "1us/neighbours/whisper")
-    assert beside_table is not None
-    assert len(beside_table.rows) == 2
+    assert len(table_of(tmp_path / "1us/neighbours/whisper").rows) == 2
     condense(final, tmp_path / "1ns", 1)
-    exact, original = requests.read(tmp_path / "1ns"), requests.read(final)
-    assert exact is not None
-    assert original is not None
-    assert np.array_equal(exact.rows, original.rows)
+    assert np.array_equal(table_of(tmp_path / "1ns").rows, table_of(final).rows)
     assert np.array_equal(requests.gaps(tmp_path / "1ns", 0), requests.gaps(final, 0))
 
 

@@ -158,32 +158,21 @@ def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     assert peak - before < 400_000 < written_bytes / 5
 
 
-def test_a_disk_that_fills_up_while_finalising_keeps_the_attempt(small_disk: Path) -> None:
-    check_full_while_finalising(small_disk, "No space left on device")
-
-
-def test_a_file_size_limit_while_finalising_keeps_the_attempt(tmp_path: Path) -> None:
-    attempt, manifest = new_attempt(tmp_path)
-    with file_size_limit(1_000), pytest.raises(StorageError, match="File too large"):
-        finalise(attempt, tmp_path / manifest.experiment_id, manifest)
-    finalise(attempt, tmp_path / manifest.experiment_id, manifest)
-    assert verify_experiment(tmp_path / manifest.experiment_id).ok
-
-
 def new_attempt(folder: Path) -> tuple[Path, Manifest]:
     shape = Shape(record_s=10)
     spec = experiment_spec("whisper", 1, 1, shape)
     return folder / "attempt", write_attempt(folder / "attempt", spec, shape, START_S)
 
 
-def check_full_while_finalising(disk: Path, message: str) -> None:
+def test_a_disk_that_fills_up_while_finalising_keeps_the_attempt(small_disk: Path) -> None:
+    disk = small_disk
     attempt, manifest = new_attempt(disk)
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as stream, suppress(OSError):
         while stream.write(b"x" * 4096):
             pass
-    before = {path: path.read_bytes() for path in metric_files_of(attempt)}
-    with pytest.raises(StorageError, match=message):
+    before = {file.path: file.path.read_bytes() for file in metric_files(attempt).values()}
+    with pytest.raises(StorageError, match="No space left on device"):
         finalise(attempt, disk / manifest.experiment_id, manifest)
     assert {path: path.read_bytes() for path in before} == before
     assert not (disk / manifest.experiment_id).exists()
@@ -192,5 +181,9 @@ def check_full_while_finalising(disk: Path, message: str) -> None:
     assert verify_experiment(disk / manifest.experiment_id).ok
 
 
-def metric_files_of(folder: Path) -> list[Path]:
-    return [file.path for file in metric_files(folder).values()]
+def test_a_file_size_limit_while_finalising_keeps_the_attempt(tmp_path: Path) -> None:
+    attempt, manifest = new_attempt(tmp_path)
+    with file_size_limit(1_000), pytest.raises(StorageError, match="File too large"):
+        finalise(attempt, tmp_path / manifest.experiment_id, manifest)
+    finalise(attempt, tmp_path / manifest.experiment_id, manifest)
+    assert verify_experiment(tmp_path / manifest.experiment_id).ok
