@@ -159,6 +159,24 @@ def test_a_refusal_just_after_a_failure_is_of_an_api_server_that_has_not_loaded_
         assert found() is PrometheusError
 
 
+def test_headers_that_are_not_accepted_are_renewed_once():
+    keys, renewed = ["old"], []
+
+    def renew():
+        renewed.append(keys.pop())
+        keys.append("new")
+
+    access = {"headers": lambda: {"X-Key": keys[0]}, "renew": renew}
+    with serving(answer(MATRIX), iter([401, 200])) as (url, seen):
+        assert ask(url, **access).series
+        assert [headers["X-Key"] for _, _, headers in seen] == ["old", "new"]
+    with serving("no", iter([401, 401, 403])) as (url, seen):
+        for _ in range(2):
+            with pytest.raises(PrometheusError):
+                ask(url, **access)
+        assert (len(seen), renewed) == (3, ["old", "new"])
+
+
 def test_no_server():
     with pytest.raises(PrometheusError, match="cannot be reached") as caught:
         ask("http://127.0.0.1:9")
