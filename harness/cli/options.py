@@ -28,7 +28,7 @@ def not_negative(value: float | None) -> float | None:
 
 def _use_json(value: bool) -> bool:
     if value:
-        output.use_json()
+        output.use_json(True)
     return value
 
 

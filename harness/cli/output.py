@@ -44,10 +44,10 @@ _COMMAND = re.compile(r"(?<=: )(harness|kubectl|sudo) .*$")
 """A command at the end of a sentence, which has to stay in one piece for whoever copies it."""
 
 
-def use_json() -> None:
-    """From here on stdout holds one JSON document, and errors are JSON on stderr."""
+def use_json(wanted: bool) -> None:
+    """From here on stdout holds one JSON document, and errors are JSON on stderr; or people read both, as at the start."""
     global _json_mode  # noqa: PLW0603 - one process prints in one mode
-    _json_mode = True
+    _json_mode = wanted
 
 
 def open_closed_streams() -> None:
@@ -66,12 +66,6 @@ def take_every_sign() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         whole = codecs.lookup(sys.stdout.encoding).name == "utf-8"
         sys.stdout.reconfigure(errors="surrogateescape" if whole else "replace")
-
-
-def use_words() -> None:
-    """From here on people read the output, as at the start of a command."""
-    global _json_mode  # noqa: PLW0603 - one process prints in one mode
-    _json_mode = False
 
 
 def is_json() -> bool:

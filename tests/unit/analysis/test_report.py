@@ -15,7 +15,7 @@ from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
 from harness.analysis.comparability import differences, environment, gpu_names, refuse_unlike, reserved
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.narrative import answers, caveats, concerns, headline, limits
+from harness.analysis.narrative import answers, caveats, headline, limits
 from harness.analysis.pages.tables import _scaling_entry, scaling_tables
 from harness.analysis.report import report_of, write_report
 from harness.analysis.summary import index as index_of
@@ -137,13 +137,6 @@ def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(
     table = (tmp_path / "report.md").read_text()
     assert "SM active" in table
     assert "62.5 %" in table
-
-
-def test_what_weakens_the_answer_is_counted_in_a_few_words(folder: Path) -> None:
-    told = "; ".join(concerns(analyse(folder)))
-    assert "1 of 6 experiments are missing" in told
-    assert "one run only, so without an interval, in 1 of 3 configurations" in told
-    assert "INVALID" not in told
 
 
 def test_a_campaign_file_that_was_edited_since_is_not_taken_for_the_one_that_was_run(
@@ -292,24 +285,12 @@ def test_the_gpus_are_those_that_replicas_ran_on() -> None:
     assert gpu_names(ran_on("MIG-of-one-of-them")) == "3 x Synthetic GPU"
 
 
-def test_many_degraded_runs_take_one_sentence(tmp_path: Path) -> None:
-    degraded = replace(SHAPE, status=Status.DEGRADED, record_s=5)
-    write_campaign(tmp_path, replicas=[1], repeats=6, shape=degraded)
-    (sentence,) = [sentence for sentence in caveats(analyse(tmp_path)) if "DEGRADED" in sentence]
-    assert sentence.startswith("6 of 6 experiments are DEGRADED")
-
-
 def test_a_figure_of_fewer_runs_than_the_line_says_of_how_many_it_is(tmp_path: Path) -> None:
     folder = write_campaign(tmp_path / "some", replicas=[1], repeats=3, shape=Shape(record_s=4))
     (folder / "resnet50_r1_time-slicing_rep2" / "requests.parquet").unlink()
     (cell,) = analyse(folder).cells
     assert _scaling_entry(cell, "latency_p99_exact").small[-1] == "of 2 runs"
     assert len(_scaling_entry(cell, "throughput").small) == 1
-
-
-def test_a_ratio_shows_its_whole_interval(folder: Path) -> None:
-    text = (folder / "report.md").read_text()
-    assert re.search(r"\| 2\.\d\d \S \(\d\.\d\d to \d\.\d\d\) \|", text)
 
 
 def test_summary_csv_has_a_line_for_every_measure_of_every_cell(folder: Path) -> None:
