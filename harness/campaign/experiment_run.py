@@ -79,7 +79,7 @@ class CampaignContext:
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt; ``run`` walks through the steps once.
+    """One attempt: measure, judge, publish, cool down, each once.
 
     Attributes:
         remaining_after_s: phases of the campaign's later experiments, seconds.

@@ -153,9 +153,7 @@ def _claim(staging: Path, results: Path, name: str) -> Path:
                 continue
             raise
         return target
-    raise StorageError(
-        f"no free name for the campaign {name} in {results}.", advice="Choose another folder with --results."
-    )
+    raise StorageError(f"no free name for the campaign {name} in {results}.", advice="Choose another: --results.")
 
 
 def open_folder(path: Path) -> CampaignFolder:
