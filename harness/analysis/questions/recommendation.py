@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis.campaign import Cell, shared
-from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
+from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity, replicas_in_words
@@ -151,15 +151,15 @@ def _percent(contrast: Contrast) -> str:
 
 def choices(comparison: Comparison, query: ComparisonQuery) -> list[Choice]:
     """The best of every workload by every goal for which at least two arms have a figure."""
-    found = (_choose(comparison, name, goal) for name in comparison.workloads() for goal in goals(query))
-    return [choice for choice in found if choice is not None]
+    every = (_choose(comparison, name, goal) for name in comparison.workloads() for goal in goals(query))
+    return [choice for choice in every if choice is not None]
 
 
 def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     """One line per workload and goal."""
-    found = choices(comparison, query)
+    best = choices(comparison, query)
     missing = comparison.missing_modes()
-    if not found:
+    if not best:
         missing.insert(0, "One way of running was measured, so that there is nothing to choose from.")
     return QuestionAnswer(
         "choosing",
@@ -167,39 +167,27 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
         "Each cell: the best way of running and its mean, then its ratio to the next way, each with the number of replicas at which it does "
         "best by the goal; that of the next way is named where it is another. Where there is no significant difference, either is named with "
         "the better mean. What the best costs significantly by other metrics is against the same runner-up.",
-        _sentences(found),
-        Table.of(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
+        _sentences(best),
+        Table.of(HEADERS, [_row(choice) for choice in best], words=6) if best else None,
         missing=missing,
         table_first=True,
     )
 
 
 def _choose(comparison: Comparison, workload: str, goal: Goal) -> Choice | None:
-    common = _common_count(comparison, workload)
-    candidates = [
-        (arm.label, cell) for arm in comparison.arms if (cell := _best_cell(arm, workload, goal, common)) is not None
-    ]
+    counts = comparison.counts(workload)
+    if goal.together:  # the most replicas, more than one, that two arms have measured
+        counts = [count for count in counts if count > 1 and len([*comparison.with_replicas(workload, count)]) > 1][-1:]
+    candidates = []
+    for arm in comparison.arms:
+        cells = [arm.cells[key] for count in counts if (key := CellKey(workload, count)) in arm.cells]
+        if allowed := [cell for cell in cells if goal.allows(cell)]:
+            candidates.append((arm.label, (max if goal.highest else min)(allowed, key=goal.mean)))
     if len(candidates) < 2:
         return None
     best, runner_up, *_ = sorted(candidates, key=lambda candidate: goal.mean(candidate[1]), reverse=goal.highest)
     gain = comparison.contrasts.of(runner_up[1], best[1], goal.metric, value=goal.value)
     return Choice(workload, goal, best, runner_up, gain, costs(comparison.contrasts, best[1], runner_up[1]))
-
-
-def _best_cell(arm: Arm, workload: str, goal: Goal, common: int | None) -> Cell | None:
-    wanted = [common] if goal.together else arm.counts(workload)
-    cells = [arm.cells[key] for count in wanted if count and (key := CellKey(workload, count)) in arm.cells]
-    return (max if goal.highest else min)(filter(goal.allows, cells), key=goal.mean, default=None)
-
-
-def _common_count(comparison: Comparison, workload: str) -> int | None:
-    """The most replicas, more than one, that two arms have measured."""
-    common = [
-        count
-        for count in comparison.counts(workload)
-        if count > 1 and sum(CellKey(workload, count) in arm.cells for arm in comparison.arms) > 1
-    ]
-    return max(common, default=None)
 
 
 HEADERS = ["Workload", "Goal", "Best", "Runner-up", "How sure", "Costs elsewhere", "Figure", "Best / runner-up"]
@@ -224,10 +212,10 @@ def _named(labelled: tuple[str, Cell]) -> str:
     return f"{labelled[0]}, {replicas_in_words(labelled[1].replicas)}"
 
 
-def _sentences(found: Sequence[Choice]) -> list[str]:
+def _sentences(every: Sequence[Choice]) -> list[str]:
     sentences = []
-    for workload in dict.fromkeys(choice.workload for choice in found):
-        mine = [choice for choice in found if choice.workload == workload]
+    for workload in dict.fromkeys(choice.workload for choice in every):
+        mine = [choice for choice in every if choice.workload == workload]
         parts = [f"{choice.goal.name}: {_named(choice.best)}" for choice in mine if choice.clear]
         even = [choice.goal.name for choice in mine if not choice.clear]
         if even:
