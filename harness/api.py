@@ -121,14 +121,14 @@ class Experiment:
 
     def summary(self) -> pd.DataFrame:
         """Its figures: ``measure``, ``value``, ``unit``, ``reason``; none has a value when a file is damaged."""
-        found = analyse_experiment(self._folder)
-        damage = "; ".join(found.damage)
-        names = [name for name in ALL if damage or name in found.measured.figures or name in found.measured.absent]
+        run = analyse_experiment(self._folder)
+        damage = "; ".join(run.damage)
+        names = [name for name in ALL if damage or name in run.measured.figures or name in run.measured.absent]
         values = {
             "measure": names,
-            "value": [found.measured.figures.get(name, float("nan")) for name in names],
+            "value": [run.measured.figures.get(name, float("nan")) for name in names],
             "unit": [ALL[name].unit for name in names],
-            "reason": [damage or found.measured.absent.get(name, "") for name in names],
+            "reason": [damage or run.measured.absent.get(name, "") for name in names],
         }
         return self._tidy(pd.DataFrame(values), _FIGURES)
 
@@ -161,13 +161,13 @@ class Campaign:
         self._home = _Home(path)
         self.folder = self._home.folder
         self.name = self.folder.resolve().name
-        found = list(experiment_folders(self.folder)) if self.folder.is_dir() else []
-        if not found and not (self.folder / CAMPAIGN_JSON).is_file():
+        folders = list(experiment_folders(self.folder)) if self.folder.is_dir() else []
+        if not folders and not (self.folder / CAMPAIGN_JSON).is_file():
             raise ResultsPathError(
                 f"{path} holds no campaign.", advice="Give the folder of a campaign below results/, or a published set."
             )
         self.experiments = []
-        for folder in found:
+        for folder in folders:
             try:
                 self.experiments.append(Experiment(folder, self._home))
             except ResultsPathError as error:  # of a damaged manifest: the others go on
@@ -228,10 +228,10 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
         UnlikeResultsError: the machines differ, and ``unlike`` is not set.
         ResultsPathError: one is no campaign, or has no run that can be used.
     """
-    paths = [each.folder if isinstance(each, Campaign) else Path(each) for each in campaigns]
+    paths = [campaign.folder if isinstance(campaign, Campaign) else Path(campaign) for campaign in campaigns]
     if not paths:
         raise ResultsPathError("there is no campaign to compare.", advice="Give one or more.")
-    known = {each.folder: each for each in campaigns if isinstance(each, Campaign)}
+    known = {campaign.folder: campaign for campaign in campaigns if isinstance(campaign, Campaign)}
     with gathered(
         paths, by, unlike=unlike, read=lambda folder: known[folder].analysis if folder in known else analyse(folder)
     ) as comparison:

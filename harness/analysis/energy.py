@@ -33,9 +33,9 @@ def energy_j(data: ExperimentData) -> tuple[float, str]:
         rows = data.table("gpu_power")
     except NotMeasuredError:
         rows = pd.DataFrame()
-    found = [_TELEMETRY_COLUMN.match(name) for name in telemetry.columns]
-    found += [_SERIES.fullmatch(name) for name in rows.columns]
-    gpus = sorted({int(match[1]) for match in found if match})
+    matches = [_TELEMETRY_COLUMN.match(name) for name in telemetry.columns]
+    matches += [_SERIES.fullmatch(name) for name in rows.columns]
+    gpus = sorted({int(match[1]) for match in matches if match})
     if not gpus:
         data.table("gpu_power")  # raises with the reason why there is no GPU
         raise NotMeasuredError("no GPU was read")

@@ -50,8 +50,8 @@ class Best:
             "cost_per_million_tokens": self.cost,
         }
         known = {
-            name: each and {"mean": each.mean, "low": each.low, "high": each.high, "runs": each.n}
-            for name, each in figures.items()
+            name: estimate and {"mean": estimate.mean, "low": estimate.low, "high": estimate.high, "runs": estimate.n}
+            for name, estimate in figures.items()
         }
         head = {"workload": self.workload, "sharing": self.sharing, "servers": self.servers, "rate_each": self.rate}
         return {**head, **known, "limited_by": self.limit, "why": self.why}
@@ -64,28 +64,30 @@ def bests(spec: CampaignSpec | None, every_series: Sequence[StressSeries]) -> li
     return [_best(spec.stress, series) for series in every_series if series.following is None]
 
 
-def sentences(found: Sequence[Best]) -> list[str]:
+def sentences(series: Sequence[Best]) -> list[str]:
     """How many servers of each workload, under which mode, have the highest goodput, and at what price."""
-    told = []
-    for workload in dict.fromkeys(each.workload for each in found):
-        known = [(each.goodput, each) for each in found if each.workload == workload and each.goodput]
+    lines = []
+    for workload in dict.fromkeys(best.workload for best in series):
+        known = [(best.goodput, best) for best in series if best.workload == workload and best.goodput]
         if not known:
-            told.append(f"{workload}: no number of servers was seen to keep the objective.")
+            lines.append(f"{workload}: no number of servers was seen to keep the objective.")
             continue
-        goodput, best = max(known, key=lambda one: one[0].mean)
-        each = f" ({in_words(best.rate, StressLoad.RATE)})" if best.rate else ""
+        goodput, best = max(known, key=lambda pair: pair[0].mean)
+        rate = f" ({in_words(best.rate, StressLoad.RATE)})" if best.rate else ""
         once = " Measured once, so without an interval." if goodput.n == 1 else ""
         price = [f"{_shown(best.energy_j)} J per 1,000 tokens"] if best.energy_j else []
         price += [f"{_shown(best.cost)} per million tokens"] if best.cost else []
         like = [
-            f"{one.servers} under {one.sharing}" for other, one in known if one is not best and _reaches(other, goodput)
+            f"{rival.servers} under {rival.sharing}"
+            for other, rival in known
+            if rival is not best and _reaches(other, goodput)
         ]
-        told.append(
+        lines.append(
             f"{workload}: the highest goodput within the objective is {_shown(goodput)} requests/s, of {best.servers} "
-            f"{'server' if best.servers == 1 else 'servers'} under {best.sharing}{each}"
+            f"{'server' if best.servers == 1 else 'servers'} under {best.sharing}{rate}"
             f"{', at ' + ' and '.join(price) if price else ''}.{once}{' Not told apart from it: ' + ', '.join(like) + '.' if like else ''}"
         )
-    return told
+    return lines
 
 
 def _best(stress: StressSpec, series: StressSeries) -> Best:
@@ -109,11 +111,11 @@ def _best(stress: StressSpec, series: StressSeries) -> Best:
         series.lowest.mode,
         (good.cell if good else series.lowest).replicas,
         good.load if good and raised else None,
-        _mean([each.goodput for each in served]),
+        _mean([load.goodput for load in served]),
         word,
         why,
-        _mean([each.energy_j for each in served]),
-        _mean([_cost(stress, each) for each in served]),
+        _mean([load.energy_j for load in served]),
+        _mean([_cost(stress, load) for load in served]),
     )
 
 
@@ -132,9 +134,9 @@ def _cost(stress: StressSpec, served: ServedLoad) -> float | None:
     return (hourly or 0.0) * hours + (kwh or 0.0) * (served.energy_j or 0.0) * _THOUSANDS / _J_PER_KWH
 
 
-def _reaches(one: Estimate, best: Estimate) -> bool:
+def _reaches(other: Estimate, best: Estimate) -> bool:
     """Whether their intervals overlap; without one nobody can say."""
-    return one.high is not None and best.low is not None and one.high >= best.low
+    return other.high is not None and best.low is not None and other.high >= best.low
 
 
 def _shown(estimate: Estimate | None) -> str:

@@ -21,11 +21,11 @@ class Place(NamedTuple):
 
 def places(manifest: Manifest) -> dict[Place, list[int]]:
     """Each place with its replicas, in the order of the replicas; empty where none says where it is."""
-    found: dict[Place, list[int]] = {}
+    places: dict[Place, list[int]] = {}
     for index, replica in enumerate(manifest.replicas):
         gpu = replica.get("gpu_uuid") or replica.get("device_uuid") or ""
-        found.setdefault(Place(str(replica.get("node") or ""), str(gpu)), []).append(index)
-    return found if any(place != Place("", "") for place in found) else {}
+        places.setdefault(Place(str(replica.get("node") or ""), str(gpu)), []).append(index)
+    return places if any(place != Place("", "") for place in places) else {}
 
 
 def several(manifests: Iterable[Manifest]) -> bool:
@@ -48,8 +48,8 @@ def of_cell(cell: Cell) -> str:
     return " or ".join(dict.fromkeys(filter(None, ways)))
 
 
-def _counts(found: dict[Place, list[int]]) -> str:
-    counts = " + ".join(str(len(those)) for those in sorted(found.values(), key=len, reverse=True))
-    gpus, nodes = len({place for place in found if place.gpu}), len({place.node for place in found} - {""})
+def _counts(places: dict[Place, list[int]]) -> str:
+    counts = " + ".join(str(len(those)) for those in sorted(places.values(), key=len, reverse=True))
+    gpus, nodes = len({place for place in places if place.gpu}), len({place.node for place in places} - {""})
     where = [f"{count} {what}{'s' if count > 1 else ''}" for count, what in ((gpus, "GPU"), (nodes, "node")) if count]
     return f"{counts} on {' of '.join(where)}" if where else ""

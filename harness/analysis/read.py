@@ -125,7 +125,7 @@ def read_requests(table: RequestTable, folder: Path, window: Window, replica: in
     rows = table.rows if replica is None else table.of(replica)
     replicas = table.replicas if replica is None else (replica,)
     streams = (rows["first_token_ns"] >= 0).any()
-    between = [_gaps(gaps(folder, one), table.of(one), window) for one in replicas] if streams else []
+    between = [_gaps(gaps(folder, index), table.of(index), window) for index in replicas] if streams else []
     ended = rows[window.holds(rows["end_ns"])]
     return ClientRequests(
         window,
@@ -333,14 +333,14 @@ def has_ended(folder: Path) -> bool:
 
 def last_steps(folder: Path) -> dict[str, str]:
     """How far each experiment came, in words, from the campaign's journal; a torn last line is left out."""
-    found: dict[str, str] = {}
+    steps: dict[str, str] = {}
     for event in _events(folder):
         name, step = event.get("experiment"), event.get("step")
         if name and step and event.get("event") == "step-begins":
-            found[name] = f"attempt {event.get('attempt')} was stopped in the step {step}"
+            steps[name] = f"attempt {event.get('attempt')} was stopped in the step {step}"
         elif name and event.get("event") == "step-ends" and event.get("reasons"):
-            found[name] = f"attempt {event.get('attempt')}: {'; '.join(event['reasons'])}"
-    return found
+            steps[name] = f"attempt {event.get('attempt')}: {'; '.join(event['reasons'])}"
+    return steps
 
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:

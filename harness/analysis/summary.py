@@ -82,7 +82,7 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
         "overheads": _overheads(interference(analysis)),
         "settings": [family.to_dict() for family in families(analysis)],
-        "goodput": [each.to_dict() for each in bests(analysis.spec, analysis.stress_series)],
+        "goodput": [best.to_dict() for best in bests(analysis.spec, analysis.stress_series)],
         "cells": [_cell_document(cell) for cell in analysis.cells],
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
     }
@@ -144,19 +144,19 @@ def _experiment_document(experiment: MeasuredRun) -> dict[str, Any]:
     }
 
 
-def _overheads(found: Interference | None) -> list[dict[str, Any]]:
+def _overheads(interference: Interference | None) -> list[dict[str, Any]]:
     """One object per configuration, condition and metric."""
-    if found is None:
+    if interference is None:
         return []
     return [
         {
             **key._asdict(),
-            "baseline": found.baseline,
-            "limit_percent": found.limit_percent,
+            "baseline": interference.baseline,
+            "limit_percent": interference.limit_percent,
             "measure": name,
             **_overhead(overhead),
         }
-        for key, by_metric in found.overheads.items()
+        for key, by_metric in interference.overheads.items()
         for name, overhead in by_metric.items()
     ]
 
@@ -218,20 +218,20 @@ def index(folder: Path) -> Index:
     with storage_errors(folder, "read"):
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         campaigns = [path for path in paths if path.name.endswith(SUFFIX) or (path / CAMPAIGN_JSON).is_file()]
-    found = Index([], {})
+    table = Index([], {})
     for path in campaigns:
         try:
-            found.rows.extend(_index_rows(path))
+            table.rows.extend(_index_rows(path))
         except (ValueError, KeyError, EOFError, tarfile.TarError, lzma.LZMAError, StorageError) as error:
-            found.refused[path.name] = f"its {SUMMARY_CSV} cannot be read ({error})"
-    if not found.rows:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.refused.items()) or "it holds none"
+            table.refused[path.name] = f"its {SUMMARY_CSV} cannot be read ({error})"
+    if not table.rows:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in table.refused.items()) or "it holds none"
         raise ResultsPathError(
             f"{folder} has no campaign with a summary: {printable(reasons)}.",
             advice="Give the folder of campaigns or archives; `harness report` writes the summary of a campaign.",
         )
-    found.rows.sort(key=lambda row: (row["workload"], row["campaign"], -float(row["order"])))
-    return found
+    table.rows.sort(key=lambda row: (row["workload"], row["campaign"], -float(row["order"])))
+    return table
 
 
 def _index_rows(path: Path) -> Iterator[dict[str, str]]:

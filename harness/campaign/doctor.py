@@ -75,7 +75,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "token": (["token"], "lasts"),
         "grafana": (["grafana"], "does not disturb"),
     }
-    checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]
+    checks = [_of_cluster(name, kinds, state, findings) for name, (kinds, state) in rows.items()]
     lacking = any(finding.check in {"namespace", "pod security", "rights", "pod monitor"} for finding in findings)
     return checks, rights.manifest(spec, *([monitor] if monitor else [])) if lacking else ""
 
@@ -99,11 +99,11 @@ def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec
         raise UsageError(f"{namespace!r} is no name of a namespace.", advice="E.g. --namespace inference") from error
 
 
-def _of_cluster(name: str, kinds: Collection[str], found: str, findings: Sequence[Issue]) -> Check:
+def _of_cluster(name: str, kinds: Collection[str], state: str, findings: Sequence[Issue]) -> Check:
     own = [finding for finding in findings if finding.check in kinds]
     messages = " ".join(finding.message for finding in own)
     advice = " ".join(dict.fromkeys(finding.advice for finding in own if finding.advice))
-    return Check(name, not own, any(finding.severity is IssueLevel.ERROR for finding in own), messages or found, advice)
+    return Check(name, not own, any(finding.severity is IssueLevel.ERROR for finding in own), messages or state, advice)
 
 
 _RAISE = "The kernel stops whoever uses more. Raise the quota (docker --cpus, limits of the pod, CPUQuota of the unit)."
@@ -116,18 +116,18 @@ def _python() -> Check:
 
 def _packages() -> Check:
     missing = absent(*EXTRA_OF)
-    found = f"missing: {', '.join(missing)}" if missing else "all there"
+    state = f"missing: {', '.join(missing)}" if missing else "all there"
     advice = " or ".join(dict.fromkeys(advice_on(name) for name in missing))
-    return Check("packages", not missing, False, found, advice)
+    return Check("packages", not missing, False, state, advice)
 
 
 def _cpus() -> Check:
     usable, quota = len(os.sched_getaffinity(0)), Cgroup().limits().cpus
     limited = quota is not None and quota < usable
     enough = min(usable, quota or usable) >= 4
-    found = f"{quota:g} of {usable} CPUs by the cgroup's quota" if limited else f"{usable} usable"
+    state = f"{quota:g} of {usable} CPUs by the cgroup's quota" if limited else f"{usable} usable"
     advice = "" if enough else "Replicas on the CPU will compete with each other and with the recorder."
-    return Check("cpus", enough and not limited, False, found, advice or (_RAISE if limited else ""))
+    return Check("cpus", enough and not limited, False, state, advice or (_RAISE if limited else ""))
 
 
 def _memory() -> Check:
@@ -135,10 +135,10 @@ def _memory() -> Check:
     left, limit = group.memory_free_bytes(), group.limits().memory_bytes
     limited = left is not None and limit is not None and left < free
     free = left if limited and left is not None else free
-    found = f"{free / 1e9:.1f} GB available" + (
+    state = f"{free / 1e9:.1f} GB available" + (
         f" of the cgroup's limit of {(limit or 0) / 1e9:.1f} GB" if limited else ""
     )
-    return Check("memory", free > 4e9, False, found, "" if free > 4e9 else "Large models may not fit.")
+    return Check("memory", free > 4e9, False, state, "" if free > 4e9 else "Large models may not fit.")
 
 
 def _gpu() -> Check:
@@ -149,8 +149,8 @@ def _gpu() -> Check:
             "driver until nvidia-smi lists it."
         )
         return Check("gpu", False, False, f"none ({reason})", advice)
-    found = ", ".join(f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} of {gpu.total_bytes / 1e9:.0f} GB free)" for gpu in gpus)
-    return Check("gpu", True, False, found)
+    state = ", ".join(f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} of {gpu.total_bytes / 1e9:.0f} GB free)" for gpu in gpus)
+    return Check("gpu", True, False, state)
 
 
 def _pressure() -> Check:

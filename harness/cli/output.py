@@ -184,7 +184,7 @@ def _folded(text: str) -> str:
     """The same with line breaks between words where a line would be wider than the terminal."""
     lines = []
     for line in text.split("\n"):
-        whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+        whole = _COMMAND.sub(lambda match: match[0].replace(" ", "\0"), line)
         indent = len(line) - len(line.lstrip())
         lines += _broken(whole, terminal_width(), " " * (indent and indent + _HANGING), whole_words=True)
     return "\n".join(lines).replace("\0", " ")

@@ -160,13 +160,13 @@ def reproduce(
                 output.note(f"the spread of these repeats asks for {further.spec.repeats} more: {_runs(further.spec)}")
             folders.append(_run_again(further, archive, folders, results or Path("results"), force=force))
             ran.append(analyse(folders[-1]))
-        found = reproduction(analysis, ran[0], more=ran[1:], within=within / 100, measures=measures)
+        result = reproduction(analysis, ran[0], more=ran[1:], within=within / 100, measures=measures)
     if json:
         names = {"campaign": str(folders[0]), "more": [str(folder) for folder in folders[1:]]}
-        output.document({"archive": str(archive), **names, **found.to_dict()})
+        output.document({"archive": str(archive), **names, **result.to_dict()})
     else:
-        _print_reproduction(found)
-    _refuse_other_figures(found, archive, folders)
+        _print_reproduction(result)
+    _refuse_other_figures(result, archive, folders)
 
 
 def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
@@ -216,14 +216,14 @@ def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], 
     return folder.path
 
 
-def _print_reproduction(found: "Reproduction") -> None:
+def _print_reproduction(result: "Reproduction") -> None:
     from harness.analysis.contrasts.outcome import Outcome
     from harness.analysis.format import replicas_in_words
 
-    output.sentences(f"differs here: {sentence}" for sentence in found.environment)
-    if not found.environment:
+    output.sentences(f"differs here: {sentence}" for sentence in result.environment)
+    if not result.environment:
         output.sentence("The environment is the same: GPU, driver, CPU, memory and versions.")
-    for cell in found.cells:
+    for cell in result.cells:
         output.result()
         key = cell.key
         where = (key.workload, key.mode, replicas_in_words(key.replicas), key.condition)
@@ -234,16 +234,16 @@ def _print_reproduction(found: "Reproduction") -> None:
         output.sentences(f"{Outcome.NOT_DECIDABLE.value}: {why}" for why in reasons)
     output.result()
     outcomes = (Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE)
-    counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in outcomes)
-    output.sentence(f"Cells within {100 * found.within:g} %: {counts}.")
+    counts = ", ".join(f"{outcome.value} {result.counted(outcome)}" for outcome in outcomes)
+    output.sentence(f"Cells within {100 * result.within:g} %: {counts}.")
 
 
-def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
+def _refuse_other_figures(result: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.contrasts.outcome import Outcome
 
-    different = ["/".join(map(str, filter(None, cell.key))) for cell in found.cells if cell.outcome is Outcome.DIFFERS]
-    if different or not found.counted(Outcome.AGREES):
-        what = f"{len(different)} of {len(found.cells)} cells differ ({', '.join(different)})"
+    different = ["/".join(map(str, filter(None, cell.key))) for cell in result.cells if cell.outcome is Outcome.DIFFERS]
+    if different or not result.counted(Outcome.AGREES):
+        what = f"{len(different)} of {len(result.cells)} cells differ ({', '.join(different)})"
         raise NotReproducedError(
             f"{again[0]} does not give the figures of {archive}: {what if different else 'no cell is known to agree'}.",
             advice="See first what differs in the environment, which is listed above; harness report shows the runs.",

@@ -120,9 +120,9 @@ def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, RecordedWindow]]
     Raises what ``collect`` raises, for the first of them that failed; those before it are whole by then.
     """
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="collect") as windows, query_pool() as pool:
-        pending = [windows.submit(collect, *one, pool=pool) for one in wanted]
+        pending = [windows.submit(collect, *window, pool=pool) for window in wanted]
         try:
-            return [one.result() for one in pending]
+            return [window.result() for window in pending]
         except BaseException:
             windows.shutdown(wait=False, cancel_futures=True)
             raise
@@ -145,14 +145,14 @@ def collect(
     with storage_errors(out):
         shutil.rmtree(partial, ignore_errors=True)  # of a collector that was killed
     try:
-        found = _collect_into(server, partial, window, pool)
+        document = _collect_into(server, partial, window, pool)
         with storage_errors(out):
             partial.rename(out)
             sync_folder(out.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return found
+    return document
 
 
 def _collect_into(
@@ -179,7 +179,7 @@ def _collect_into(
             neighbours=window.neighbours,
             pool=pool,
         )
-    found = dataclasses.asdict(summary)
+    document = dataclasses.asdict(summary)
     if window.on_gpus:
         telemetry = collect_telemetry(
             folder / TELEMETRY,
@@ -190,9 +190,9 @@ def _collect_into(
             interval_s=window.step_s,
             pool=pool,
         )
-        found["telemetry"] = telemetry.to_dict()
-    atomic_write(folder / EXPORT_JSON, json.dumps(found, indent=2) + "\n")
-    return found
+        document["telemetry"] = telemetry.to_dict()
+    atomic_write(folder / EXPORT_JSON, json.dumps(document, indent=2) + "\n")
+    return document
 
 
 def recorded_window(folder: Path) -> tuple[PrometheusSource, RecordedWindow]:

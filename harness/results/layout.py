@@ -98,14 +98,14 @@ def metric_file_name(workload: str, replicas: int, metric: str, start_s: float) 
 
 def metric_files(folder: Path) -> dict[str, MetricFile]:
     """The metric CSVs of one experiment, by metric."""
-    found = {}
+    files = {}
     for name in sorted(glob("*.csv", root_dir=folder)):  # noqa: PTH207 - names sort in a tenth of the time of Paths
         match, path = _METRIC_FILE.match(name), folder / name
         if match and path.is_file():
-            found[match["metric"]] = MetricFile(
+            files[match["metric"]] = MetricFile(
                 path, match["workload"], int(match["replicas"]), match["metric"], match["stamp"]
             )
-    return found
+    return files
 
 
 def neighbour_folder(folder: Path, workload: str) -> Path:
@@ -116,8 +116,8 @@ def neighbour_folder(folder: Path, workload: str) -> Path:
 def workload_folders(folder: Path) -> dict[str, Path]:
     """The folders of an experiment's workloads: the measured one's under "", then those of its neighbours by name."""
     beside = folder / NEIGHBOURS
-    found = sorted(path for path in beside.iterdir() if path.is_dir()) if beside.is_dir() else []
-    return {"": folder, **{path.name: path for path in found}}
+    folders = sorted(path for path in beside.iterdir() if path.is_dir()) if beside.is_dir() else []
+    return {"": folder, **{path.name: path for path in folders}}
 
 
 def replica_folder(folder: Path, replica: int) -> Path:

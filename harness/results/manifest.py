@@ -187,7 +187,7 @@ class Manifest(StrictModel):
     @property
     def inputs_per_request(self) -> float | None:
         """Inputs that a request held, as the replicas counted them; None: nobody says how many a workload of one's own served."""
-        counted = [(each.get("requests"), each.get("inputs")) for each in self.replicas]
+        counted = [(replica.get("requests"), replica.get("inputs")) for replica in self.replicas]
         known = [
             (requests, inputs) for requests, inputs in counted if isinstance(requests, int) and isinstance(inputs, int)
         ]

@@ -221,10 +221,10 @@ def _person(person: dict[str, Any], file: Path | None) -> Author:
 
 
 def _author(text: str) -> Author:
-    found = _AUTHOR.fullmatch(_plain(text, "an author"))
-    if found is None:
+    match = _AUTHOR.fullmatch(_plain(text, "an author"))
+    if match is None:
         raise UsageError(f"{text!r} is no author.", advice='E.g. --author "Ada Lovelace <0000-0002-1825-0097>"')
-    return Author(found["name"], f"https://orcid.org/{found['orcid']}" if found["orcid"] else "")
+    return Author(match["name"], f"https://orcid.org/{match['orcid']}" if match["orcid"] else "")
 
 
 def _licence_url(text: str | None) -> str:

@@ -142,10 +142,10 @@ def verify_experiment(folder: Path) -> Verification:
 
 def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     path = folder / MANIFEST
-    found = content_digest(read_object(path))
-    if manifest.digest != found:
+    actual = content_digest(read_object(path))
+    if manifest.digest != actual:
         message = "the manifest was changed after it was written."
-        outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {found}"))
+        outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {actual}"))
     if folder.name != manifest.experiment_id:
         message = "the folder has another name than its experiment."
         advice = f"Rename the folder to {manifest.experiment_id}."
@@ -163,7 +163,7 @@ def check_hash(
     expected = f"sha256 {sha256}" + ("" if size is None else f", {size} bytes")
     try:
         found_size = inside(folder, name).stat().st_size
-        found = sha256_of(path) if size in {None, found_size} else "not computed"
+        actual = sha256_of(path) if size in {None, found_size} else "not computed"
     except ResultsPathError as error:
         outcome.problems.append(Problem(path, error.message, advice=advice))
         return False
@@ -174,18 +174,18 @@ def check_hash(
         message = f"the file cannot be read: {error.strerror}."
         outcome.problems.append(Problem(path, message, advice="Check its rights and the disk (dmesg)."))
         return False
-    if found == sha256:
+    if actual == sha256:
         return True
     message = "the file was changed after it was written."
-    outcome.problems.append(Problem(path, message, expected, f"sha256 {found}, {found_size} bytes", advice))
+    outcome.problems.append(Problem(path, message, expected, f"sha256 {actual}, {found_size} bytes", advice))
     return False
 
 
 def _note_strangers(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     # Not of Paths, of which there are many and seldom a stranger.
     known = {os.path.join(folder, name) for name in (*manifest.files, MANIFEST)}  # noqa: PTH118
-    found = {os.path.join(place, name) for place, _, names in os.walk(folder) for name in names}  # noqa: PTH118
-    for path in sorted(map(Path, found - known)):
+    actual = {os.path.join(place, name) for place, _, names in os.walk(folder) for name in names}  # noqa: PTH118
+    for path in sorted(map(Path, actual - known)):
         if path.is_file():
             outcome.notes.append(f"{path} is not part of the experiment; it was put there later.")
 
@@ -220,8 +220,8 @@ def _check_metric(
     wrong = {series: count for series, count in counts.items() if count != manifest.rows}
     if wrong or not counts:
         message = "the number of rows is not that of the recording."
-        found = ", ".join(f"{series}: {count}" for series, count in wrong.items()) or "no rows"
-        outcome.problems.append(Problem(file.path, message, f"{manifest.rows} rows each", found))
+        actual = ", ".join(f"{series}: {count}" for series, count in wrong.items()) or "no rows"
+        outcome.problems.append(Problem(file.path, message, f"{manifest.rows} rows each", actual))
 
 
 def _check_telemetry(path: Path, outcome: Verification) -> None:
@@ -270,10 +270,10 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
     wide = folder / WIDE
     with storage_errors(wide, "read"), wide.open(encoding="utf-8", errors="replace") as stream:
         lines = itertools.chain([",".join(WIDE_COLUMNS)], (",".join(row) for row in rows))
-        for number, (found, line) in enumerate(itertools.zip_longest(stream, lines), start=1):
-            if found is None or line is None or found.rstrip("\n") != line:
+        for number, (actual, line) in enumerate(itertools.zip_longest(stream, lines), start=1):
+            if actual is None or line is None or actual.rstrip("\n") != line:
                 message = f"line {number} is not what the metric CSVs say."
-                outcome.problems.append(Problem(wide, message, line or "no line", (found or "no line").strip()[:200]))
+                outcome.problems.append(Problem(wide, message, line or "no line", (actual or "no line").strip()[:200]))
                 break
     if SAMPLES in manifest.files and (metric := differing_samples(folder, folder / SAMPLES)):
         message = f"the values of {metric} are not those of its CSV."
@@ -301,8 +301,8 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
     ):
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
             advice = finding.advice or "Do not use this experiment."
-            expected, found = "data fit to be used", f"verdict {manifest.verdict.status.value}"
-            outcome.problems.append(Problem(folder, finding.message, expected, found, advice))
+            expected, actual = "data fit to be used", f"verdict {manifest.verdict.status.value}"
+            outcome.problems.append(Problem(folder, finding.message, expected, actual, advice))
         elif finding.severity is Severity.DEGRADED and not known & {
             (code, finding.metric) for code in (finding.code, None)
         }:

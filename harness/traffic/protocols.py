@@ -75,16 +75,16 @@ def body_of(engine: ServerSpec, question: Question) -> bytes:
         words = {"{prompt}": question.prompt, "{output_tokens}": str(question.output_tokens)}
         filled = _filled(engine.body, words)
         return filled.encode() if isinstance(filled, str) else json.dumps(filled).encode()
-    asked: dict[str, Any] = {"max_tokens": question.output_tokens}
+    body: dict[str, Any] = {"max_tokens": question.output_tokens}
     if engine.model is not None:
-        asked["model"] = engine.model
+        body["model"] = engine.model
     if engine.protocol is Protocol.OPENAI_CHAT:
-        asked["messages"] = question.messages or [{"role": "user", "content": _content(engine, question.prompt)}]
+        body["messages"] = question.messages or [{"role": "user", "content": _content(engine, question.prompt)}]
     else:
-        asked["prompt"] = question.prompt
+        body["prompt"] = question.prompt
     if engine.stream:
-        asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(asked | dict(engine.extra_body)).encode()
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(body | dict(engine.extra_body)).encode()
 
 
 def _content(engine: ServerSpec, prompt: str) -> str | list[dict[str, Any]]:

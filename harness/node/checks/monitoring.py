@@ -147,8 +147,8 @@ def certificates_last(node: Node) -> Observation:
     }
     until = ("openssl", "x509", "-noout", "-checkend", str(_LASTS_DAYS * _DAY_S), "-in", f"{_FOLDER}/ca.crt")
     authority = node.machine.command(*until).exit_code == 0
-    told = [f"{name} {days:.0f} days" for name, days in left.items()]
-    seen = f"{listed(told)}; the authority {'more' if authority else 'less'} than {_LASTS_DAYS} days"
+    days_left = [f"{name} {days:.0f} days" for name, days in left.items()]
+    seen = f"{listed(days_left)}; the authority {'more' if authority else 'less'} than {_LASTS_DAYS} days"
     good = authority and min(left.values(), default=0.0) > _LASTS_DAYS
     return Observation(good, f"each valid for more than {_LASTS_DAYS} days", seen)
 
