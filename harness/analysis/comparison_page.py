@@ -68,7 +68,7 @@ def write_page(
     repeats = [len(cell.used) for arm in comparison.arms for cell in arm.cells.values()]
     content = {
         "comparison": comparison,
-        "tests": test_table(comparison),
+        "tests": table_of_tests(comparison),
         "answers": answered,
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
@@ -89,7 +89,7 @@ def write_page(
     return path
 
 
-def test_table(comparison: Comparison) -> Table:
+def table_of_tests(comparison: Comparison) -> Table:
     """Every comparison with its tests."""
     columns = [
         Column("Workload", words=True),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, analyse
-from harness.analysis.comparison_page import test_table
+from harness.analysis.comparison_page import table_of_tests
 from harness.analysis.contrasts.comparison import By, Comparison, gather
 from harness.analysis.contrasts.contrast import COMPARED, Contrast, Contrasts
 from harness.analysis.contrasts.outcome import Outcome
@@ -56,7 +56,7 @@ def note(said: Said, contrast: Contrast) -> None:
 
 def hear(said: Said, comparison: Comparison) -> None:
     """Everything that a comparison says of its pairs: tests, their table and document, decision, its table and document."""
-    for tested, row in zip(comparison.tests, test_table(comparison).records(), strict=True):
+    for tested, row in zip(comparison.tests, table_of_tests(comparison).records(), strict=True):
         note(said, tested.contrast)
         line = _line(tested)
         assert line["outcome"] == tested.contrast.outcome
