@@ -169,8 +169,8 @@ class Cell:
 
     def figures(self, name: str) -> list[float]:
         """One measure of every repeat used that has it."""
-        found = (experiment.measured.figures.get(name) for experiment in self.used)
-        return [figure for figure in found if figure is not None]
+        figures = (experiment.measured.figures.get(name) for experiment in self.used)
+        return [figure for figure in figures if figure is not None]
 
 
 def _on_cpu(manifest: Manifest) -> bool:
@@ -271,11 +271,11 @@ def analyse(folder: Path) -> CampaignAnalysis:
     cells = _cells(folder, experiments, spec)
     _relate_to_one_replica(cells)
     stressed = spec is not None and spec.stress is not None
-    runs = {each.name: run_of(each.data.keeping()) for each in experiments if not each.damage} if stressed else {}
+    runs = {run.name: run_of(run.data.keeping()) for run in experiments if not run.damage} if stressed else {}
     stress_series = series_of(spec, runs)
     progress = None
     if spec is not None and spec.until_known is not None:
-        figures = {each.name: each.measured.figures if each.used else {} for each in experiments}
+        figures = {run.name: run.measured.figures if run.used else {} for run in experiments}
         progress = judge(spec.until_known, spec.cells(), figures)
     return CampaignAnalysis(
         folder=folder,
@@ -287,9 +287,7 @@ def analyse(folder: Path) -> CampaignAnalysis:
         cells=cells,
         unfinished=[
             *(Unfinished(name, reason) for name, reason in unreadable.items()),
-            *_unfinished(
-                folder, spec, {each.name for each in experiments} | unreadable.keys(), stress_series, progress
-            ),
+            *_unfinished(folder, spec, {run.name for run in experiments} | unreadable.keys(), stress_series, progress),
         ],
         stress_series=stress_series,
         progress=progress,
@@ -341,17 +339,17 @@ def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec 
         members = [experiment for experiment in experiments if experiment.key == key]
         cell = Cell(key, members, spec.most_repeats if spec and not spec.until_known else None)
         if spec and spec.until_known:
-            looks = max((each.data.manifest.experiment.repeat for each in members), default=1)
+            looks = max((run.data.manifest.experiment.repeat for run in members), default=1)
             cell.shares[str(folder.resolve())] = share_of_look(spec.until_known.max, looks)
         _average(cell)
         cells.append(cell)
     return cells
 
 
-def _planned_keys(spec: CampaignSpec, found: set[ConfigurationKey]) -> list[ConfigurationKey]:
+def _planned_keys(spec: CampaignSpec, measured: set[ConfigurationKey]) -> list[ConfigurationKey]:
     """The cells of the matrix; of a stress campaign those that it came to."""
     if spec.stress is not None:
-        return [key for cell in spec.cells() if (key := key_of(cell)) in found]
+        return [key for cell in spec.cells() if (key := key_of(cell)) in measured]
     planned = sorted(
         spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
     )
@@ -367,7 +365,7 @@ def key_of(cell: CellSpec) -> ConfigurationKey:
 
 def _average(cell: Cell) -> None:
     measured = [experiment.measured for experiment in cell.experiments]
-    own = [name for name in OWN if any(name in one.figures or name in one.absent for one in measured)]
+    own = [name for name in OWN if any(name in run.figures or name in run.absent for run in measured)]
     for name in (*METRICS, *own):
         figures = cell.figures(name)
         if figures:

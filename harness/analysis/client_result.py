@@ -121,25 +121,25 @@ def read_scenarios(path: Path, *, say: Callable[[str], None] = lambda _note: Non
     if not path.is_dir():
         raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or of an experiment.")
     folders = [path] if (path / layout.MANIFEST).is_file() else list(layout.experiment_folders(path))
-    found: list[Document] = []
+    documents: list[Document] = []
     damage: list[ResultsPathError] = []
     for folder in folders:
         file = folder / SCENARIO
         with storage_errors(file, "read"):
             present = file.is_file()
         try:
-            found += [_read_scenario(file)] if present else []
+            documents += [_read_scenario(file)] if present else []
         except ResultsPathError as error:
             damage.append(error)
             say(f"{folder.name} is left out: {error.message}")
-    if damage and not found:
+    if damage and not documents:
         raise damage[0]
-    if not found:
+    if not documents:
         raise ResultsPathError(
             f"{path} holds no experiment with a scenario.",
             advice="Give a workload of the campaign file a `scenario`; see docs/scenarios.md.",
         )
-    return found
+    return documents
 
 
 def _read_scenario(file: Path) -> Document:
@@ -194,11 +194,11 @@ def _scenario(
     if of_http and len(requests.rows):
         results["send_error_ms"] = requests.milliseconds("send_error")
         results["statuses"] = count_statuses(requests.rows)
-    asked = requests.rows[
+    intended = requests.rows[
         ~((requests.rows["status"] > 0) & (requests.rows["status"] != OK))
     ]  # refusals have no latency
-    if scenario.latency_limit_ms is not None and len(asked):
-        good = (asked["status"] == OK) & (latency_ns(asked) <= scenario.latency_limit_ms * NS_PER_MS)
+    if scenario.latency_limit_ms is not None and len(intended):
+        good = (intended["status"] == OK) & (latency_ns(intended) <= scenario.latency_limit_ms * NS_PER_MS)
         results |= {"within_limit": round(float(good.mean()), 6), "limit_met": bool(good.mean() >= LIMIT_SHARE)}
     # What LoadGen said of the test in each replica; empty where that had not ended.
     tests = (
@@ -295,8 +295,8 @@ def _scenario_findings(
     offered = requests.intended if results["offered_per_s"] is not None else 0
     wanted = max(results.get("intended_per_s", 0.0) * results["duration_s"], offered)
     findings = []
-    if scenario.open_loop and (found := _rate_not_held(wanted, results, refused=refused)):
-        findings.append(found)
+    if scenario.open_loop and (finding := _rate_not_held(wanted, results, refused=refused)):
+        findings.append(finding)
     elif refused:
         message = f"{refused} requests were refused (429, queue full)."
         findings.append(Finding(Severity.INFO, ReasonCode.REQUESTS_REFUSED, "", message))
@@ -414,7 +414,7 @@ def _failures(requests: ClientRequests, statuses: Sequence[Mapping[str, Any]]) -
     failed = count_statuses(every[(every["status"] != OK) & ((every["status"] != ABANDONED) | hung)])
     if not failed:
         return []
-    said = next((text for each in statuses if (text := each.get("load", {}).get("first_failure"))), "")
+    said = next((text for status in statuses if (text := status.get("load", {}).get("first_failure"))), "")
     kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
     message = (
         f"{sum(failed.values())} of {len(every)} requests failed ({kinds}; 0: no connection, -1: none in time, "

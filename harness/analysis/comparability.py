@@ -109,10 +109,10 @@ _WORKLOAD = (
 
 def refuse_unlike(manifests: Iterable[Manifest]) -> None:
     """Raise UnlikeResultsError when the machines differ in what explains a difference in the figures."""
-    found = _differences(MACHINE, list(manifests))
-    if found:
+    differences = _differences(MACHINE, list(manifests))
+    if differences:
         raise UnlikeResultsError(
-            f"These results come from unlike machines: {' '.join(found)}",
+            f"These results come from unlike machines: {' '.join(differences)}",
             advice="A difference between them would be the machines' as much as anything else's. "
             "To compare them anyway: --unlike",
         )
@@ -132,7 +132,7 @@ def environment(manifests: Iterable[Manifest]) -> dict[str, str]:
 
 def _differences(facts: dict[str, Callable[[Manifest], str]], manifests: list[Manifest]) -> list[str]:
     values = {name: list(dict.fromkeys(map(fact, manifests))) for name, fact in facts.items()}  # as the arms stand
-    return [f"{name}: {' against '.join(found)}." for name, found in values.items() if len(found) > 1]
+    return [f"{name}: {' against '.join(seen)}." for name, seen in values.items() if len(seen) > 1]
 
 
 def _workload_differences(manifests: list[Manifest]) -> list[str]:
@@ -142,4 +142,4 @@ def _workload_differences(manifests: list[Manifest]) -> list[str]:
         settings = {name: getattr(workload, name) for name in _WORKLOAD} | {"options": workload.options}
         for name, value in settings.items():
             values.setdefault(f"{workload.name}'s {name}", {})[str(value)] = None
-    return [f"{name}: {' against '.join(found)}." for name, found in values.items() if len(found) > 1]
+    return [f"{name}: {' against '.join(seen)}." for name, seen in values.items() if len(seen) > 1]

@@ -55,8 +55,8 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
         )[:MOST]
     if against_first and against_first.overheads:
         return [*against_first.worst(), *against_first.verdicts()][:MOST]
-    if analysis.progress and (asked := analysis.progress.sentences()):
-        return asked[:MOST]
+    if analysis.progress and (listed := analysis.progress.sentences()):
+        return listed[:MOST]
     return (_decided(analysis) or answers(analysis))[:MOST]
 
 
@@ -218,16 +218,16 @@ def caveats(analysis: CampaignAnalysis) -> list[str]:
 
 
 def _left_out(analysis: CampaignAnalysis) -> list[str]:
-    found = []
+    sentences = []
     for experiment in analysis.experiments:
         if experiment.damage:
-            found.append(
+            sentences.append(
                 f"{experiment.name} is left out of every average: its files are not what its manifest says "
                 f"({'; '.join(experiment.damage)})."
             )
         elif not experiment.used:
-            found.append(f"{experiment.name} is INVALID and left out of every average: {_reasons(experiment)}")
-    return found
+            sentences.append(f"{experiment.name} is INVALID and left out of every average: {_reasons(experiment)}")
+    return sentences
 
 
 def changed_file(analysis: CampaignAnalysis) -> list[str]:
@@ -373,7 +373,7 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
             for manifest in manifests
         },
     }
-    found = [
+    sentences = [
         f"The experiments ran on different {name}: {'; '.join(sorted(values))}."
         for name, values in facts.items()
         if len(values) > 1
@@ -381,10 +381,10 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
     devices = {gpu.uuid for manifest in manifests for gpu in manifest.gpus}
     most = max((len(manifest.gpus) for manifest in manifests), default=0)
     if len(devices) > most and len(facts["GPUs"]) == 1:
-        found.append(f"The experiments ran on {len(devices)} different devices of the same model.")
+        sentences.append(f"The experiments ran on {len(devices)} different devices of the same model.")
     if any(manifest.provenance.software.git_dirty for manifest in manifests):
-        found.append("The harness had uncommitted changes when it ran.")
-    return found
+        sentences.append("The harness had uncommitted changes when it ran.")
+    return sentences
 
 
 def _nature(analysis: CampaignAnalysis) -> list[str]:
@@ -392,14 +392,14 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
         e.data.manifest.experiment.workload.name: e.data.manifest.experiment.workload for e in analysis.experiments
     }
     random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
-    found = _loops(list(workloads.values()))
+    sentences = _loops(list(workloads.values()))
     if _on_cpu(analysis):
-        found.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
+        sentences.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
     if random:
-        found.append(
+        sentences.append(
             f"Weights are random, from a seed ({', '.join(random)}): the speed is real, the answers mean nothing."
         )
-    return found
+    return sentences
 
 
 def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
@@ -409,7 +409,7 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
     for workload in workloads:
         if workload.scenario is not None:
             by_scenario.setdefault(workload.scenario.kind.value, []).append(workload.name)
-    found = [
+    sentences = [
         f"{workload.name} is a server of your own{' that ran already' if workload.server.url else ''}; each is sent {workload.server.load_in_words()}, and latency is the client's, "
         "from the intended time."
         for workload in workloads
@@ -417,11 +417,11 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
     ]
     if closed:
         who = "Every replica" if len(closed) == len(workloads) else f"Every replica of {', '.join(closed)}"
-        found.append(f"{who} {_CLOSED_LOOP}")
+        sentences.append(f"{who} {_CLOSED_LOOP}")
     for kind, names in by_scenario.items():
         how = _OPEN_LOOP if ScenarioKind(kind) in OPEN_LOOP else "come from LoadGen, one query after another."
-        found.append(f"Requests of {', '.join(names)} (scenario {kind}) {how}")
-    return found
+        sentences.append(f"Requests of {', '.join(names)} (scenario {kind}) {how}")
+    return sentences
 
 
 def _cells(analysis: CampaignAnalysis, keys: Iterable[ConfigurationKey]) -> str:

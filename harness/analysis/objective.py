@@ -139,8 +139,8 @@ class Judged:
 
     def sentence(self) -> str:
         """For report and terminal."""
-        told = "; ".join(part.sentence() for part in self.parts)
-        return f"Objective: {self.outcome}. Goodput {self.goodput_per_s:.4g} requests per second; {told}."
+        sentences = "; ".join(part.sentence() for part in self.parts)
+        return f"Objective: {self.outcome}. Goodput {self.goodput_per_s:.4g} requests per second; {sentences}."
 
     def to_dict(self) -> dict[str, Any]:
         """For ``slo.json`` and ``server.json``."""
@@ -230,18 +230,18 @@ def _of_gaps(name: str, limit_ms: float, quantile: float, gaps: npt.NDArray[Any]
 def unmet(slo: Mapping[str, Any]) -> str:
     """The parts that do not pass, of `slo` in ``server.json``; empty where all do."""
     parts = []
-    for name, one in slo["parts"].items():
-        low, high = one["interval"]
+    for name, part in slo["parts"].items():
+        low, high = part["interval"]
         parts.append(
             Part(
                 name,
-                one["limit"],
-                one["value"],
-                one["missed_share"],
+                part["limit"],
+                part["value"],
+                part["missed_share"],
                 low,
                 high,
-                one["allowed_share"],
-                one["undecided"],
+                part["allowed_share"],
+                part["undecided"],
             )
         )
     return "; ".join(part.sentence() for part in parts if part.outcome is not ObjectiveOutcome.PASS)

@@ -181,7 +181,10 @@ class Judgement:
 
     def document(self) -> dict[str, Any]:
         """For ``--json``: every failure with its exit code, and every cell compared with the baseline."""
-        regression = [{"campaign": name, **found.to_dict(), "worse": worse(found)} for name, found in self.compared]
+        regression = [
+            {"campaign": name, **reproduction.to_dict(), "worse": worse(reproduction)}
+            for name, reproduction in self.compared
+        ]
         failed = [
             {"reason": _REASONS[type(failure)], "exit_code": failure.exit_code, "message": failure.message}
             for failure in self.failures
@@ -190,7 +193,7 @@ class Judgement:
 
     def sentences(self) -> list[str]:
         """What the comparison with the baseline says, for people."""
-        return [sentence for name, found in self.compared for sentence in _told(name, found)]
+        return [sentence for name, reproduction in self.compared for sentence in _told(name, reproduction)]
 
     def refuse(self) -> None:
         """Raise the failure with the lowest exit code; its message says all of them."""
@@ -311,9 +314,9 @@ def too_short(spec: CampaignSpec) -> list[str]:
     return sentences
 
 
-def worse(found: Reproduction) -> list[str]:
+def worse(reproduction: Reproduction) -> list[str]:
     """Figures that are worse than the baseline's by more than the tolerance, with their whole interval; a sentence each."""
-    return [_worse(cell, line) for cell in found.cells for line in cell.lines if _is_worse(line)]
+    return [_worse(cell, line) for cell in reproduction.cells for line in cell.lines if _is_worse(line)]
 
 
 def _is_worse(line: Line) -> bool:
@@ -328,8 +331,8 @@ def _worse(cell: Reproduced, line: Line) -> str:
     return f"{where}: {measure}: {now} against {before}, {ratio} of the baseline."
 
 
-def _lines(found: Reproduction) -> Iterator[Line]:
-    return (line for cell in found.cells for line in cell.lines)
+def _lines(reproduction: Reproduction) -> Iterator[Line]:
+    return (line for cell in reproduction.cells for line in cell.lines)
 
 
 def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
@@ -346,14 +349,14 @@ def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError
     return None
 
 
-def _told(name: str, found: Reproduction) -> list[str]:
+def _told(name: str, reproduction: Reproduction) -> list[str]:
     outcomes = Counter(
         "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value
-        for line in _lines(found)
+        for line in _lines(reproduction)
     )
     order = ("worse", "better", Outcome.AGREES.value, Outcome.NOT_DECIDABLE.value)
     counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
     return [
-        *(f"differs from the baseline: {sentence}" for sentence in found.environment),
-        f"{name} against the baseline, figures within {100 * found.within:g} %: {counts}.",
+        *(f"differs from the baseline: {sentence}" for sentence in reproduction.environment),
+        f"{name} against the baseline, figures within {100 * reproduction.within:g} %: {counts}.",
     ]

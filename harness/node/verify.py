@@ -161,9 +161,9 @@ def run_check(check: NodeCheck, node: Node) -> CheckResult:
     return _failed(check, node.machine, seen.expected, seen.found)
 
 
-def _failed(check: NodeCheck, machine: Machine, expected: str, found: str) -> CheckResult:
+def _failed(check: NodeCheck, machine: Machine, expected: str, state: str) -> CheckResult:
     journal = machine.journal(check.unit, _JOURNAL_LINES) if check.unit else []
-    return CheckResult(check.name, ok=False, expected=expected, found=found, advice=check.advice, journal=journal)
+    return CheckResult(check.name, ok=False, expected=expected, found=state, advice=check.advice, journal=journal)
 
 
 def _judge_until(

@@ -17,7 +17,7 @@ from typing import TypeVar, cast
 
 from harness.replica import errors, kernel_trace, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
-from harness.replica.frontends.frontend import Frontend, OpenFrontend, of_scenario
+from harness.replica.frontends import Frontend, OpenFrontend, of_scenario
 from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
 from harness.replica.registry import Workload

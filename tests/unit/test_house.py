@@ -101,6 +101,38 @@ def test_the_check_sees_a_named_mode():
 
 
 @of_every_module
+def test_variables_say_what_they_hold(module):
+    """``found`` as a field of a record is a key of JSON documents."""
+    tree = ast.parse(module.read_text())
+    fields = {
+        id(field.target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+    }
+    stored = [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in fields
+    ]
+    taken = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)]
+
+    assert not {"one", "each", "found", "asked", "told"} & {*stored, *taken}
+
+
+def test_no_two_classes_have_one_name():
+    names = [
+        node.name
+        for module in MODULES
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+@of_every_module
 def test_modules_stay_small_and_say_what_they_are(module):
     text = module.read_text()
 

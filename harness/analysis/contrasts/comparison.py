@@ -202,15 +202,15 @@ class Comparison:
 
 def settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
     """Of each workload, what of its settings decides its speed, in a few words; all that there are."""
-    found: dict[str, dict[str, None]] = {}
+    loads: dict[str, dict[str, None]] = {}
     for manifest in manifests:
         workload = manifest.experiment.workload
         server, size = workload.server, f"batch {workload.batch_size}"
         if workload.batch_size > 1 and round(manifest.inputs_per_request or 0) == workload.batch_size:
             size += f" ({workload.batch_size} inputs a request)"
         own = f"{size}, {workload.precision.value}, {workload.execution.value}"
-        found.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
-    return {name: " or ".join(words) for name, words in found.items()}
+        loads.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
+    return {name: " or ".join(words) for name, words in loads.items()}
 
 
 class _Axes(NamedTuple):
@@ -282,7 +282,7 @@ def _apart(analyses: Sequence[CampaignAnalysis]) -> CampaignAnalysis | None:
 
 def _one_after_another(arms: Sequence[Arm]) -> list[str]:
     """A sentence where all repeats of a cell on one side ran before those on another: drift looks like a difference."""
-    found = []
+    drifted = []
     for key in dict.fromkeys(key for arm in arms for key in arm.cells):
         spans = [
             (min(starts), max(starts))
@@ -292,12 +292,12 @@ def _one_after_another(arms: Sequence[Arm]) -> list[str]:
             if len(starts) > 1
         ]
         if any(first[1] < second[0] for first, second in permutations(spans, 2)):
-            found.append(f"{key.workload} with {key.replicas}")
-    if not found:
+            drifted.append(f"{key.workload} with {key.replicas}")
+    if not drifted:
         return []
     return [
         (
-            f"All repeats of one side ran before those of another, so that drift looks like a difference: {', '.join(found)}. "
+            f"All repeats of one side ran before those of another, so that drift looks like a difference: {', '.join(drifted)}. "
             f"Run the sides in one campaign, with `order: {Order.INTERLEAVED}` or `{Order.RANDOM}`."
         )
     ]

@@ -34,14 +34,16 @@ def shares_of(trace: Mapping[str, Any], request_s: float) -> dict[str, float]:
 
 def traces(data: ExperimentData) -> list[Mapping[str, Any]]:
     """That of every replica. Raises NotMeasuredError where one has none."""
-    found = [
+    traces = [
         replica.get("trace") or {"absent": "the replica ended before it was traced"}
         for replica in data.manifest.replicas
     ]
-    absent = next((trace["absent"] for trace in found if "absent" in trace), None if found else "no replica was traced")
+    absent = next(
+        (trace["absent"] for trace in traces if "absent" in trace), None if traces else "no replica was traced"
+    )
     if absent:
         raise NotMeasuredError(absent)
-    return found
+    return traces
 
 
 def _mean(values: list[float]) -> float:

@@ -137,24 +137,24 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     if analysis.spec is None or not analysis.spec.conditions:
         return None
     baseline = analysis.spec.conditions[0].name
-    words = {one.name: one.in_words for one in analysis.spec.conditions}
-    found = Interference(baseline, analysis.spec.overhead_limit_percent, conditions=words)
+    words = {condition.name: condition.in_words for condition in analysis.spec.conditions}
+    interference = Interference(baseline, analysis.spec.overhead_limit_percent, conditions=words)
     cells, contrasts = {cell.key: cell for cell in analysis.cells}, Contrasts([analysis])
     for cell in analysis.cells:
-        found.neighbours.extend(_neighbours(cell))
-        died = sum(ReasonCode.VICTIM_DIED in each.data.manifest.verdict.codes for each in cell.experiments)
+        interference.neighbours.extend(_neighbours(cell))
+        died = sum(ReasonCode.VICTIM_DIED in run.data.manifest.verdict.codes for run in cell.experiments)
         if died:
-            found.died[cell.key] = died, len(cell.experiments)
+            interference.died[cell.key] = died, len(cell.experiments)
         if cell.condition == baseline:
             continue
         against = cells.get(cell.key._replace(condition=baseline))
-        found.overheads[cell.key] = {
-            name: _overhead(contrasts, against, cell, name, found.limit_percent)
+        interference.overheads[cell.key] = {
+            name: _overhead(contrasts, against, cell, name, interference.limit_percent)
             if against
             else f"{baseline} has no such cell"
             for name in JUDGED
         }
-    return found
+    return interference
 
 
 def _outcome(overhead: Overhead | str) -> Outcome:
@@ -256,7 +256,7 @@ def _neighbours(cell: Cell) -> list[NeighbourCell]:
 
 def _neighbour_data(data: ExperimentData) -> list[NeighbourData]:
     manifest = data.manifest
-    found = []
+    neighbours = []
     for neighbour in manifest.experiment.neighbours:
         name = neighbour.workload.name
         folder = neighbour_folder(data.folder, name)
@@ -266,5 +266,5 @@ def _neighbour_data(data: ExperimentData) -> list[NeighbourData]:
             update={"workload": neighbour.workload, "replicas": neighbour.replicas, "condition": None}
         )
         own = {"files": files, "experiment": experiment, "replicas": manifest.neighbours.get(name, [])}
-        found.append(NeighbourData(folder, manifest.model_copy(update=own), name))
-    return found
+        neighbours.append(NeighbourData(folder, manifest.model_copy(update=own), name))
+    return neighbours

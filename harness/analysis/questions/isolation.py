@@ -126,15 +126,15 @@ def overheads(comparison: Comparison) -> Interference | None:
     return interference(analysis) if analysis else None
 
 
-def isolated(comparison: Comparison, found: Interference | None) -> Isolation:
+def isolated(comparison: Comparison, interference: Interference | None) -> Isolation:
     """Which mode isolates best from neighbours, or why the campaigns do not say."""
     analysis = _with_conditions(comparison)
     conditions = analysis.spec.conditions if analysis and analysis.spec else []
-    if found is None or analysis is None or not any(condition.neighbours for condition in conditions):
+    if interference is None or analysis is None or not any(condition.neighbours for condition in conditions):
         return Isolation([], [NOT_MEASURED])
-    best = isolation_choices(comparison, analysis, found)
-    instead = [] if best else [ONE_MODE, *found.worst()]
-    explained = found.explained([*(choice.sentence for choice in best), *instead])
+    best = isolation_choices(comparison, analysis, interference)
+    instead = [] if best else [ONE_MODE, *interference.worst()]
+    explained = interference.explained([*(choice.sentence for choice in best), *instead])
     return Isolation(best, instead, explained, _apart(comparison.beside))
 
 
@@ -151,21 +151,24 @@ def _apart(beside: CampaignAnalysis | None) -> str:
     return f"Measured apart: {beside.name}, {settings}, on {where}."
 
 
-def isolation_choices(comparison: Comparison, beside: CampaignAnalysis, found: Interference) -> list[IsolationChoice]:
+def isolation_choices(
+    comparison: Comparison, beside: CampaignAnalysis, interference: Interference
+) -> list[IsolationChoice]:
     """The best mode for every service that was measured beside the same neighbours under several modes.
 
     Args:
         comparison: where the costs are looked up.
         beside: the campaign with conditions.
-        found: its overheads.
+        interference: its overheads.
     """
     conditions = [condition.name for condition in beside.spec.conditions if condition.neighbours] if beside.spec else []
     ranked: dict[CellKey, list[Kept]] = {}
     neighbours: dict[CellKey, int] = {}
-    for service in dict.fromkeys(CellKey(key.workload, key.replicas) for key in found.overheads):
-        common = _common(found, service, conditions)
+    for service in dict.fromkeys(CellKey(key.workload, key.replicas) for key in interference.overheads):
+        common = _common(interference, service, conditions)
         kept = sorted(
-            (_kept(found, service, mode, common) for mode in _modes(found, service)), key=lambda mode: mode.rank
+            (_kept(interference, service, mode, common) for mode in _modes(interference, service)),
+            key=lambda mode: mode.rank,
         )
         if common and len(kept) > 1:
             ranked[service], neighbours[service] = kept, len(common)
@@ -179,7 +182,7 @@ def isolation_choices(comparison: Comparison, beside: CampaignAnalysis, found: I
     for service, (best, runner_up, *_) in ranked.items():
         gain, p = _gain(tests, service, best, runner_up)
         words = f"{service.workload}, {replicas_in_words(service.replicas)}"
-        lost = _costs(comparison, found, best.mode, runner_up.mode)
+        lost = _costs(comparison, interference, best.mode, runner_up.mode)
         choices.append(IsolationChoice(words, best, runner_up, neighbours[service], gain, p, lost))
     return choices
 
@@ -194,29 +197,29 @@ def _test(best: Kept, other: Kept) -> LogRatio | None:
         return None
 
 
-def _modes(found: Interference, service: CellKey) -> list[str]:
-    return list(dict.fromkeys(key.mode for key in found.overheads if (key.workload, key.replicas) == service))
+def _modes(interference: Interference, service: CellKey) -> list[str]:
+    return list(dict.fromkeys(key.mode for key in interference.overheads if (key.workload, key.replicas) == service))
 
 
-def _common(found: Interference, service: CellKey, conditions: Sequence[str]) -> list[str]:
+def _common(interference: Interference, service: CellKey, conditions: Sequence[str]) -> list[str]:
     """The conditions that every mode has an outcome of: a figure, or a death."""
     modes: dict[str, set[str]] = {}
-    for key, by_measure in found.overheads.items():
-        measured = isinstance(by_measure["throughput"], Overhead) or key in found.died
+    for key, by_measure in interference.overheads.items():
+        measured = isinstance(by_measure["throughput"], Overhead) or key in interference.died
         if (key.workload, key.replicas) == service and measured:
             modes.setdefault(key.condition, set()).add(key.mode)
-    return [name for name in conditions if modes.get(name) == set(_modes(found, service))]
+    return [name for name in conditions if modes.get(name) == set(_modes(interference, service))]
 
 
-def _kept(found: Interference, service: CellKey, mode: str, conditions: Sequence[str]) -> Kept:
+def _kept(interference: Interference, service: CellKey, mode: str, conditions: Sequence[str]) -> Kept:
     keys = [
         key
-        for key in found.overheads
+        for key in interference.overheads
         if (key.workload, key.replicas, key.mode) == (*service, mode) and key.condition in conditions
     ]
-    losses = [loss for key in keys if isinstance(loss := found.overheads[key]["throughput"], Overhead)]
+    losses = [loss for key in keys if isinstance(loss := interference.overheads[key]["throughput"], Overhead)]
     worst = max(losses, key=lambda loss: loss.percent.mean, default=None)
-    return Kept(mode, worst, {key.condition: found.died[key] for key in keys if key in found.died})
+    return Kept(mode, worst, {key.condition: interference.died[key] for key in keys if key in interference.died})
 
 
 def _gain(
@@ -236,7 +239,7 @@ def _gain(
     return gain, p
 
 
-def _costs(comparison: Comparison, found: Interference, best: str, runner_up: str) -> str:
+def _costs(comparison: Comparison, interference: Interference, best: str, runner_up: str) -> str:
     """What the one mode loses against the other with as many replicas as both were measured with, workload by workload."""
     parts = []
     for workload in comparison.workloads():
@@ -244,7 +247,7 @@ def _costs(comparison: Comparison, found: Interference, best: str, runner_up: st
             by_mode = {
                 cell.mode: cell
                 for _, cell in comparison.with_replicas(workload, count)
-                if cell.condition in {"", found.baseline}
+                if cell.condition in {"", interference.baseline}
             }
             if best in by_mode and runner_up in by_mode:
                 lost = costs(comparison.contrasts, by_mode[best], by_mode[runner_up])

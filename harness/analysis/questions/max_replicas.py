@@ -48,8 +48,8 @@ def carried(arm: Arm, workload: str, limit_s: float) -> Carried:
 
 def laws(comparison: Comparison) -> dict[tuple[str, str], Fit]:
     """The law that each workload's throughput follows, by workload and label of the arm; those alone that have one."""
-    found = {(name, arm.label): _law(arm, name).best for name in comparison.workloads() for arm in comparison.arms}
-    return {place: fit for place, fit in found.items() if fit is not None}
+    laws = {(name, arm.label): _law(arm, name).best for name in comparison.workloads() for arm in comparison.arms}
+    return {place: fit for place, fit in laws.items() if fit is not None}
 
 
 def _law(arm: Arm, workload: str) -> Scaling:

@@ -180,7 +180,7 @@ class Switching:
 
 def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
     """Every cost that the measurements give, and why they do not give others."""
-    found: list[Switching] = []
+    costs: list[Switching] = []
     missing: list[str] = []
     for arm in comparison.arms:
         if not mode_of(arm.sharing).takes_turns:
@@ -199,10 +199,10 @@ def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
             for key in (CellKey(workload, count) for count in arm.counts(workload) if count > 1):
                 cell = arm.cells[key]
                 if alone and busy and busy.mean >= BUSY_PERCENT:
-                    found += _against(comparison, cell, alone, "alone")
+                    costs += _against(comparison, cell, alone, "alone")
                 for other in (other.cells[key] for other in neighbours if key in other.cells):
-                    found += _against(comparison, cell, other, other.mode)
-    return found, missing
+                    costs += _against(comparison, cell, other, other.mode)
+    return costs, missing
 
 
 def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnswer:

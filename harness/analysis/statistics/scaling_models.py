@@ -161,17 +161,19 @@ def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -
 
     highest = [1.0 if name in law.bounded else np.inf for name in law.parameters]
     starts = _starts(law, runs, counts)
-    found, slopes, cost = min((least_squares(misses, start, highest) for start in starts), key=lambda fitted: fitted[2])
+    parameters, slopes, cost = min(
+        (least_squares(misses, start, highest) for start in starts), key=lambda fitted: fitted[2]
+    )
     residual = 2 * cost
     means = np.array([np.mean(np.log(runs[count])) for count in counts])
-    curve = np.log(law.curve(np.array(counts, dtype=float), found))
+    curve = np.log(law.curve(np.array(counts, dtype=float), parameters))
     scatter = residual - sum(
         len(runs[count]) * gap**2 for count, gap in zip(counts, means - curve, strict=True)
     )  # Of the repeats around their own mean.
     p = _lack_of_fit(residual, max(scatter, 0.0), len(counts) - len(law.parameters), len(n) - len(counts))
     return Fit(
         law,
-        _intervals(law, found, slopes, residual, len(n)),
+        _intervals(law, parameters, slopes, residual, len(n)),
         None if p is None else p >= SIGNIFICANCE,
         p,
         float(np.max(np.abs(np.expm1(means - curve)))),

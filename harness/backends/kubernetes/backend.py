@@ -1,20 +1,22 @@
-"""Starts deployments on the cluster that a kubeconfig names."""
+"""Starts deployments, and the pods that send them requests, on the cluster that a kubeconfig names."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Backend, ReplicaDeath, Send
-from harness.backends.kubernetes import files, monitoring, objects, preflight, probe
+from harness.backends.kubernetes import collect, files, monitoring, objects, preflight, probe
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
-from harness.backends.kubernetes.load_pods import LoadJob
 from harness.backends.kubernetes.objects import PodGroup
+from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
@@ -26,6 +28,7 @@ from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
+_LOAD_PATIENCE_S = 30.0
 
 
 class KubernetesBackend(Backend):
@@ -201,3 +204,40 @@ class KubernetesBackend(Backend):
             with contextlib.suppress(BackendError):
                 deployment.stop(timeout_s=experiment.drain_timeout_s)
             raise
+
+
+class LoadJob:
+    """A Job with one pod for each shard of the load of scenario http, for nobody outside a cluster reaches a replica in it."""
+
+    def __init__(self, api: KubernetesApi, part: PodGroup, clock: Clock) -> None:
+        self._api, self._folder = api, part.folder
+        self._pods = KubernetesDeployment(api, part, clock=clock)
+
+    def start(self, abort: threading.Event) -> None:
+        """Return when every pod sends. Raises BackendError."""
+        try:
+            self._pods.start(abort)
+        except BaseException:
+            self._pods.stop(timeout_s=0)
+            raise
+
+    def stop(self) -> tuple[list[Path], Sequence[str]]:
+        """End the load, then the pods: the logs of the shards, and a sentence for whatever did not end well."""
+        with ThreadPoolExecutor(collect.PARALLEL, thread_name_prefix="load") as pool:
+            ends = list(pool.map(self._end, self._pods.replicas))
+        logs = [log for log, _ in ends if log is not None]
+        sentences = [sentence for _, sentence in ends if sentence]
+        return logs, [*sentences, *self._pods.stop(timeout_s=0)]
+
+    def _end(self, shard: PodReplica) -> tuple[Path | None, str]:
+        """Have one send no more, and fetch its log."""
+        log = self._folder / f"shard-{shard.index}.bin"
+        patience_s = collect.QUICK_S if shard.pod in self._pods.over() else _LOAD_PATIENCE_S
+        try:
+            said = self._api.text(collect.proxy_path(shard, "finish"), patience_s=patience_s)
+            self._api.download(collect.proxy_path(shard, "requests"), log, patience_s=patience_s)
+            code = json.loads(said)["exit_code"]
+        except (ClusterError, ValueError, KeyError) as error:
+            return None, f"the requests that pod {shard.pod} sent could not be fetched: {error}"
+        how = "did not end in time" if code is None else f"ended with {code}" if code else ""
+        return log, f"the load generator in pod {shard.pod} {how}." if how else ""
