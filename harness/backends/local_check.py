@@ -120,7 +120,15 @@ def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[
     what = "memory"
     if left_bytes is not None and left_bytes < free_bytes:
         free_bytes, what = left_bytes, "memory below the cgroup's limit"
-    issues = _too_little(_workloads(experiment), what, free_bytes / 1e9, on_gpu=False)
+    # Of a replica on a GPU the batch lies there.
+    batchless = [
+        (
+            workload.model_copy(update={"batch_size": 1}) if gpus and workload.device is not Device.CPU else workload,
+            count,
+        )
+        for workload, count in _workloads(experiment)
+    ]
+    issues = _too_little(batchless, what, free_bytes / 1e9, on_gpu=False)
     for gpu, workloads in _by_gpu(experiment, gpus):
         issues += _too_little(workloads, "GPU memory", gpu.free_bytes / 1e9, on_gpu=True)
     return issues
@@ -165,7 +173,15 @@ def _too_little(
     per_replica = " and ".join(f"{gb:g}" for gb in each_gb)
     message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({per_replica} GB each), and {free_gb:.1f} GB are free."
     advice = "Use fewer replicas, end other programs, or set memory_gb when you know better."
+    if on_gpu and any(map(_guessed, workloads)):
+        return [Issue(IssueLevel.WARNING, what, f"{message} That is an estimate, and it is tried.", advice)]
     return [Issue(IssueLevel.ERROR, what if on_gpu else "memory", message, advice, ReasonCode.OUT_OF_MEMORY)]
+
+
+def _guessed(workload_and_replicas: tuple[WorkloadSpec, int]) -> bool:
+    """Whether one batch of several is to be tried: on a GPU, what does not fit ends by itself and harms nobody."""
+    workload, _ = workload_and_replicas
+    return workload.variant_of is not None and workload.memory_gb is None and workload.batch_size > 1
 
 
 def _importable(module: str) -> bool:

@@ -82,6 +82,26 @@ def test_the_replicas_of_a_gpu_are_held_against_the_memory_of_that_gpu(monkeypat
 
 
 @pytest.mark.usefixtures("ten_gigabytes_free")
+@pytest.mark.parametrize(
+    ("workload", "severity"),
+    [
+        ({}, IssueLevel.ERROR),
+        ({"variant_of": "bert-training"}, IssueLevel.WARNING),
+        ({"variant_of": "bert-training", "memory_gb": 81}, IssueLevel.ERROR),
+    ],
+)
+def test_a_batch_of_several_is_tried_on_a_gpu_though_its_estimate_is_too_large(monkeypatch, workload, severity):
+    gpu = GpuFacts(name="GPU", total_bytes=80 << 30, free_bytes=79_000_000_000, uuid="GPU-0")
+    monkeypatch.setattr(local_check, "gpu_facts", lambda: ([gpu], ""))
+
+    (issue,) = findings("bert-training", 1, check="GPU memory", batch_size=2048, **workload)
+
+    assert issue.severity is severity
+    if "memory_gb" not in workload:
+        assert findings("bert-training", 1, batch_size=2048, **workload) == []  # of the host it takes no more
+
+
+@pytest.mark.usefixtures("ten_gigabytes_free")
 def test_what_a_cgroup_leaves_of_memory_and_cpus_counts(tmp_path, monkeypatch):
     machine = Machine(tmp_path).in_group("/a").has("", cgroup__controllers="cpu memory")
     machine.has("a", memory__max=400_000_000, memory__current=100_000_000, cpu__max="50000 100000")
