@@ -35,13 +35,13 @@ class Shard(ThreadingHTTPServer):
 
     @property
     def sends(self) -> bool:
-        """Whether it still does."""
-        return self._process.poll() is None
+        """Whether it does: its log is made when its imports are done, just before the first request."""
+        return self._process.poll() is None and self.log.exists()
 
     def finish(self) -> int | None:
         """End what sends; its exit code, None when it did not end in time. Idempotent."""
         with self._lock:
-            if self.sends:
+            if self._process.poll() is None:
                 self._process.terminate()
             try:
                 return self._process.wait(END_S)
