@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from harness.analysis.format import markdown
 from harness.campaign.journal import read_events
 from harness.campaign.verify import verify_campaign
 from tests.support import forked
@@ -58,7 +59,7 @@ def test_the_load_at_which_latency_breaks_is_found_reported_and_its_neighbour_me
     ]
     assert points == list(answer["experiments"])
     page = (campaign / "report.md").read_text()
-    assert told in page
+    assert markdown(told) in page
     assert "plots/stress-tiny-time-slicing.png" in page
     assert (campaign / "plots" / "stress-tiny-time-slicing.png").stat().st_size > 5000
 
