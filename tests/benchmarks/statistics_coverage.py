@@ -43,7 +43,7 @@ SPREADS = ((0.02, 0.02), (0.05, 0.005), (0.005, 0.05))
 SIZES = ((3, 3), (5, 5), (3, 8), (3, 12))
 UNLIKE = ((0.02, 0.02), (0.05, 0.005), (0.005, 0.05))
 UNEQUAL = ((2, 2), (2, 3), (2, 10), (3, 5), (3, 20), (5, 20))
-BETWEEN = (0.0, 0.075)
+BETWEEN = (0.0, 0.07)
 """What lies between and beyond the sizes and spreads above may err a little more: few runs do not tell which case it is."""
 DRIFT = 0.8
 """Autocorrelation of runs that follow each other, of both arms in turn."""
