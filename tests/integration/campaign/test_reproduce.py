@@ -53,12 +53,14 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
         said.partition("running")[0],
     ), said
     found = json.loads(done.stdout)
-    assert done.returncode == (12 if found["outcome"] == "differs" else 0), done.stderr
+    # Recordings of half a second may agree, differ or leave it open: each has its exit code.
+    outcomes = {cell["outcome"] for cell in found["cells"]}
+    assert outcomes <= {outcome.value for outcome in Outcome}
+    assert done.returncode == (12 if "differs" in outcomes or "agrees" not in outcomes else 0), done.stderr
     again = open_folder(Path(found["campaign"]))
     assert again.path.parent == tmp_path / "here"
     assert again.spec == open_folder(original).spec
     assert verify_campaign(again.path).ok
-    assert {cell["outcome"] for cell in found["cells"]} <= {outcome.value for outcome in Outcome}
     assert [cell["replicas"] for cell in found["cells"]] == [1, 2]
     assert found["environment"] == []
     for more in map(open_folder, map(Path, found["more"])):
