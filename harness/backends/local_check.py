@@ -46,6 +46,10 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Issue]:
     """What is found of the whole list; equal issues are said once."""
     gpus, why_none = gpu_facts()
     issues: list[Issue] = []
+    if gpus and why_none:
+        issues.append(
+            Issue(IssueLevel.WARNING, "gpu", f"{why_none}. The others are used.", "Reset it (nvidia-smi -r).")
+        )
     for experiment in experiments:
         issues += mode_of(experiment.sharing).check(experiment, gpus, why_none)
         issues += _check_memory(experiment, gpus)
@@ -130,7 +134,8 @@ def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[
     ]
     issues = _too_little(batchless, what, free_bytes / 1e9, on_gpu=False)
     for gpu, workloads in _by_gpu(experiment, gpus):
-        issues += _too_little(workloads, "GPU memory", gpu.free_bytes / 1e9, on_gpu=True)
+        if gpu.free_bytes is not None:
+            issues += _too_little(workloads, "GPU memory", gpu.free_bytes / 1e9, on_gpu=True)
     return issues
 
 

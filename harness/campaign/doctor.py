@@ -149,8 +149,14 @@ def _gpu() -> Check:
             "driver until nvidia-smi lists it."
         )
         return Check("gpu", False, False, f"none ({reason})", advice)
-    state = ", ".join(f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} of {gpu.total_bytes / 1e9:.0f} GB free)" for gpu in gpus)
-    return Check("gpu", True, False, state)
+    states = [
+        f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} of {gpu.total_bytes / 1e9:.0f} GB free)"
+        if gpu.free_bytes is not None and gpu.total_bytes is not None
+        else f"{gpu.name} (memory not said)"
+        for gpu in gpus
+    ]
+    advice = "Reset or replace the broken GPU (nvidia-smi -r); the others are used." if reason else ""
+    return Check("gpu", not reason, False, ", ".join(filter(None, (*states, reason))), advice)
 
 
 def _pressure() -> Check:

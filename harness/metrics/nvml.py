@@ -46,6 +46,7 @@ SM active is the share of time x streaming multiprocessors (SMs) with work on th
 the SMs can hold, DRAM active the share of the memory's bandwidth in use; NVLink counts all links.
 """
 _BITS = 64  # of one word of a CPU mask
+MISMATCH_ADVICE = ": its library is of another version than the loaded driver; reboot"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -62,14 +63,15 @@ class GpuFacts:
     """One GPU, as preflight needs it.
 
     Attributes:
+        total_bytes: None, as ``free_bytes``: the driver does not say, as of a vGPU, or where GPU and CPU have one memory.
         uuid: what CUDA_VISIBLE_DEVICES may call it; means the same to every process, unlike its number.
         compute_mode: default, exclusive-process, prohibited; empty when the device does not tell.
         near_cpus: those of its NUMA node; none where the driver does not tell.
     """
 
     name: str
-    total_bytes: int
-    free_bytes: int
+    total_bytes: int | None
+    free_bytes: int | None
     uuid: str = ""
     compute_mode: str = ""
     mig: bool = False
@@ -91,13 +93,14 @@ class NvmlGpus:
     """
 
     def __init__(self, library: Any = None, *, used: Collection[str] | None = None, activity: bool = False) -> None:
-        self._nvml, handles, self.absent = _opened(library)
+        self._nvml, handles, why = _opened(library)
         self._handles = [
             handle for handle in handles if used is None or str(self._nvml.nvmlDeviceGetUUID(handle)) in used
         ]
-        if not self._handles and not self.absent:
+        self.absent = "" if self._handles else why
+        if not self._handles and self._nvml is not None:
             self._nvml.nvmlShutdown()
-            none_visible = f"the driver is loaded and lists no device that {VISIBLE} lets through"
+            none_visible = why or f"the driver is loaded and lists no device that {VISIBLE} lets through"
             self.absent = f"no GPU: {none_visible if used is None else 'no replica uses one'}"
         self._activity = [_Activity(self._nvml, handle) for handle in self._handles if activity]
 
@@ -221,30 +224,36 @@ def six_digits(value: float) -> float:
 
 
 def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
-    """The GPUs that NVML shows and CUDA_VISIBLE_DEVICES lets through, in its order; or none and the reason."""
-    facts, why_none = _of_each(_facts, library)
-    return facts, "" if facts else why_none or f"the driver shows no device that {VISIBLE} lets through"
+    """The GPUs that NVML shows and CUDA_VISIBLE_DEVICES lets through, in its order; and why there is none, or one less."""
+    facts, why = _of_each(_facts, library)
+    return facts, why or ("" if facts else f"the driver shows no device that {VISIBLE} lets through")
 
 
 def gpu_descriptions(library: Any = None) -> tuple[list[dict[str, Any]], str]:
     """The same GPUs as a manifest describes them (``Gpu``); the reason is empty where there is a driver without a GPU."""
-    return _of_each(describe, library)
+    descriptions, why_none = _of_each(describe, library)
+    return descriptions, "" if descriptions else why_none
 
 
 def _of_each(read: Callable[[Any, Any], T], library: Any) -> tuple[list[T], str]:
-    nvml, handles, why_none = _opened(library)
-    if why_none:
-        return [], why_none
+    """What is read of each device, and what keeps one from being read."""
+    nvml, handles, why = _opened(library)
+    if nvml is None:
+        return [], why
+    read_of: list[T] = []
     try:
-        return [read(nvml, handle) for handle in handles], ""
-    except nvml.NVMLError as error:
-        return [], f"no GPU: NVML says {_clip(str(error))}"
+        for handle in handles:
+            try:
+                read_of.append(read(nvml, handle))
+            except nvml.NVMLError as error:
+                why = "; ".join(filter(None, (why, f"a GPU cannot be read: NVML says {_clip(str(error))}")))
     finally:
         nvml.nvmlShutdown()
+    return read_of, why
 
 
 def _opened(library: Any) -> tuple[Any, list[Any], str]:
-    """The library, initialised, and the devices that CUDA_VISIBLE_DEVICES lets through; or why it is not initialised."""
+    """The library, initialised, the devices that CUDA_VISIBLE_DEVICES lets through, and which GPU is broken; or None and why not."""
     nvml = library
     try:
         if nvml is None:
@@ -256,23 +265,31 @@ def _opened(library: Any) -> tuple[Any, list[Any], str]:
         return None, [], "no NVML: the Python package nvidia-ml-py is not installed"
     except nvml.NVMLError as error:
         if "Shared Library Not Found" in str(error):
-            return nvml, [], "no NVIDIA driver: libnvidia-ml.so.1 not found"
-        return nvml, [], f"no NVIDIA driver: NVML says {_clip(str(error))}"
+            return None, [], "no NVIDIA driver: libnvidia-ml.so.1 not found"
+        mend = MISMATCH_ADVICE if "version mismatch" in str(error) else ""
+        return None, [], f"no NVIDIA driver: NVML says {_clip(str(error))}{mend}"
+    known: list[tuple[str, Any]] = []
+    broken = []
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return nvml, visible(nvml, handles), ""
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                known.append((str(nvml.nvmlDeviceGetUUID(handle)), handle))
+            except nvml.NVMLError as error:
+                broken.append(f"GPU {index} is broken: NVML says {_clip(str(error))}")
     except nvml.NVMLError as error:
         nvml.nvmlShutdown()
-        return nvml, [], f"no GPU: NVML says {_clip(str(error))}"
+        return None, [], f"no GPU: NVML says {_clip(str(error))}"
+    return nvml, _visible(known), "; ".join(broken)
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    memory = _ask(nvml, lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
     running = _ask(nvml, lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle), [])
     return GpuFacts(
         name=str(nvml.nvmlDeviceGetName(handle)),
-        total_bytes=int(memory.total),
-        free_bytes=int(memory.free),
+        total_bytes=int(memory.total) if memory else None,
+        free_bytes=int(memory.free) if memory else None,
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         compute_mode=_COMPUTE_MODES.get(_ask(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle)), ""),
         mig=bool(_ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)),
@@ -329,16 +346,15 @@ def _ask(nvml: Any, question: Callable[[], Any], default: Any = None) -> Any:
         return default
 
 
-def visible(nvml: Any, handles: list[Any]) -> list[Any]:
-    """The devices that CUDA_VISIBLE_DEVICES leaves of all there are, in its order; all of them when it is not set."""
-    wanted = os.environ.get(VISIBLE)
+def _visible(known: list[tuple[str, Any]]) -> list[Any]:
+    """The devices that CUDA_VISIBLE_DEVICES leaves of those with these UUIDs, in its order; all of them when it is not set."""
+    handles, wanted = [handle for _, handle in known], os.environ.get(VISIBLE)
     if wanted is None:
         return handles
-    by_name: dict[str, Any] = {str(index): handle for index, handle in enumerate(handles)}
-    uuids = [(str(nvml.nvmlDeviceGetUUID(handle)), handle) for handle in handles]
+    by_name = {str(index): handle for index, handle in enumerate(handles)}
     chosen: list[Any] = []
     for name in filter(None, (part.strip() for part in wanted.split(","))):
-        named = [by_name[name]] if name in by_name else [handle for uuid, handle in uuids if uuid.startswith(name)]
+        named = [by_name[name]] if name in by_name else [it for uuid, it in known if uuid.startswith(name)]
         if not named:
             # CUDA itself stops at the first name it does not know, but a MIG name stands for a slice of a device.
             if name.startswith("MIG-"):

@@ -41,8 +41,8 @@ EXAMPLES = r"""
 RETURN = r"""
 ansible_facts:
   description:
-    - C(gpu.devices), each with index, uuid, name, compute_mode, memory_mib, compute_capability, mig (on, off, or null where there is
-      none) and instances (profiles).
+    - C(gpu.devices), each with index, uuid, name, compute_mode, memory_mib (null where the driver does not say it),
+      compute_capability, mig (on, off, or null where there is none) and instances (profiles). A broken GPU is warned of and left out.
     - C(gpu.resources), devices by resource name; C(gpu.advertised), the same times the slices.
     - C(gpu.features), the labels that GPU feature discovery would give the node; none for GPUs that are assumed.
   type: dict
@@ -114,20 +114,20 @@ def features(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_str
         return {}
     first = known[0]
     product, count = "-".join(first["name"].split()), len(known)
-    major, _, minor = first["compute_capability"].partition(".")
-    labels = {"gpu.memory": str(first["memory_mib"])}
+    labels = {} if first["memory_mib"] is None else {"gpu.memory": str(first["memory_mib"])}
     if mig_strategy == "single":  # an instance's memory is not told
         profiles, labels = [profile for one in known for profile in one["instances"]], {}
         product, count = f"{product}-MIG-{profiles[0].replace('+', '.')}", len(profiles)
-    families = [name for least, name in FAMILIES.items() if least <= (int(major), int(minor))]
+    if first["compute_capability"]:
+        major, _, minor = first["compute_capability"].partition(".")
+        families = [name for least, name in FAMILIES.items() if least <= (int(major), int(minor))]
+        labels["gpu.family"] = families[-1] if families else "undefined"
+        labels |= {"gpu.compute.major": major, "gpu.compute.minor": minor}
     labels |= {
         "gpu.product": product if sharing == "exclusive" else f"{product}-SHARED",
         "gpu.count": str(count),
         "gpu.replicas": "1" if sharing == "exclusive" else str(replicas),
         "gpu.sharing-strategy": "none" if sharing == "exclusive" else sharing,
-        "gpu.family": families[-1] if families else "undefined",
-        "gpu.compute.major": major,
-        "gpu.compute.minor": minor,
         "mig.capable": str(any(one["mig"] is not None for one in known)).lower(),
         **({} if mig_strategy == "none" else {"mig.strategy": mig_strategy}),
     }

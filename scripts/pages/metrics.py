@@ -39,6 +39,7 @@ _GRID = """
 
 - Row `k` belongs to `start + k * step` and to nothing else; the start is a whole multiple of the step, so that all metrics
   and all experiments share their timestamps. A series has `record_s / step_s + 1` rows, always.
+- What a driver does not say (memory of a GB10, a Jetson or a vGPU) is missing; a broken GPU is named, and the others go on.
 - A value is missing with a reason, never 0. A metric that the machine cannot give (no GPU, no PSI) has a row at every
   grid time, in the series named like its level (`gpu`, `node`), without a value and with the reason.
 - A reading that begins late keeps its grid time, and the lateness is in the recording's summary, as is how late the last answer

@@ -96,6 +96,33 @@ def test_a_machine_without_nvidia_smi_is_an_error_unless_its_gpus_are_assumed(mo
     assert run(monkeypatch, smi=None, assumed=3)["advertised"] == {"nvidia.com/gpu": 30}
 
 
+def test_what_a_row_does_not_say_is_left_out_and_a_broken_gpu_is_named_beside_the_others(monkeypatch):
+    rows = (
+        "WARNING: infoROM is corrupted at gpu 0000:00:1E.0\n"
+        "0, GPU-aa, NVIDIA GB10, Default, [N/A], [N/A], 12.1\n"
+        "1, GPU-bb, NVIDIA A100, [GPU requires reset], [GPU requires reset], 81920 MiB, 8.0\n"
+        "2, [Unknown Error], [Unknown Error], [Unknown Error], [Unknown Error], [Unknown Error], [Unknown Error]\n"
+        "Unable to determine the device handle for GPU0000:3B:00.0: Unknown Error\n"
+        "4, GPU-dd, Orin (nvgpu), [N/A], [N/A], [N/A], [N/A]\n"
+    )
+    warned = []
+    monkeypatch.setattr(FakeModule, "warn", lambda _self, text: warned.append(text), raising=False)
+    found = run(monkeypatch, rows, sharing="exclusive")
+    assert [(device["index"], device["memory_mib"]) for device in found["devices"]] == [(0, None), (4, None)]
+    assert found["advertised"] == {"nvidia.com/gpu": 2}
+    assert "nvidia.com/gpu.memory" not in found["features"]
+    assert found["features"]["nvidia.com/gpu.family"] == "blackwell"
+    assert [text.partition(":")[0] for text in warned] == [
+        "nvidia-smi said",
+        "GPU 1 (GPU-bb) is broken and left out",
+        "GPU 2 ([Unknown Error]) is broken and left out",
+        "nvidia-smi said",
+    ]
+    assert run(monkeypatch, rows, sharing="exclusive", code=15)["devices"] == found["devices"]
+    jetson = run(monkeypatch, rows.splitlines()[-1], sharing="exclusive")["features"]
+    assert "nvidia.com/gpu.compute.major" not in jetson
+
+
 def test_a_driver_that_fails_is_quoted(monkeypatch):
     with pytest.raises(Failed, match="ended with 18: Driver/library version mismatch"):
         run(monkeypatch, "Driver/library version mismatch", code=18)

@@ -297,6 +297,59 @@ def test_a_device_that_nobody_uses_is_not_read(used, utilizations):
     assert gpus.absent == ("" if used else "no GPU: no replica uses one")
 
 
+class HalfBrokenNvml(FakeNvml):
+    """A GB10, whose memory is the machine's, a GPU that fell off the bus, and a vGPU that says little."""
+
+    NVML_CLOCK_SM = NVML_CLOCK_MEM = 0
+
+    def __init__(self):
+        super().__init__(devices=3)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        if index == 1:
+            raise NVMLError("GPU is lost")
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, _handle):
+        raise NVMLError("Not Supported")
+
+    def nvmlDeviceGetName(self, handle):
+        return ["NVIDIA GB10", None, "NVIDIA A10-8Q"][handle]
+
+    def nvmlDeviceGetIndex(self, handle):
+        return handle
+
+    def __getattr__(self, name):
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def refuse(*_):
+            raise NVMLError("Not Supported")
+
+        return refuse if name.startswith("nvmlDevice") else lambda: "590.44.01"
+
+    def nvmlSystemGetCudaDriverVersion(self):
+        return 13010
+
+
+def test_what_a_gpu_does_not_say_is_empty_and_a_broken_one_is_named_beside_the_others():
+    gpus, why = gpu_facts(HalfBrokenNvml())
+    assert [(gpu.name, gpu.total_bytes, gpu.free_bytes) for gpu in gpus] == [
+        ("NVIDIA GB10", None, None),
+        ("NVIDIA A10-8Q", None, None),
+    ]
+    assert why == "GPU 1 is broken: NVML says GPU is lost"
+    described, why_none = gpu_descriptions(HalfBrokenNvml())
+    assert ([(gpu["index"], gpu["memory_bytes"]) for gpu in described], why_none) == ([(0, None), (2, None)], "")
+    usage = NvmlGpus(HalfBrokenNvml()).read()
+    assert [gpu.gauges["memory_bytes"] for gpu in usage] == [Missing("NVML: Not Supported")] * 2
+
+
+def test_a_library_of_another_version_than_the_driver_wants_a_reboot():
+    for said in ("Driver/library version mismatch", "RM has detected an NVML/RM version mismatch."):
+        assert "reboot" in NvmlGpus(FakeNvml(init_error=said)).absent
+
+
 def test_the_driver_is_let_go_once():
     library = FakeNvml()
     gpus = NvmlGpus(library)
