@@ -341,7 +341,7 @@ class TaskFailedError(NodeError):
 
 
 class NodeAccessError(NodeError):
-    """A host's sudo or ssh stands in the way; see ``harness.node.summary.Access``."""
+    """A host's sudo or ssh stands in the way; see ``harness.node.events.OBSTACLES``."""
 
 
 class NodeUnreachableError(NodeError):

@@ -11,8 +11,8 @@ from harness.cli.options import Json, not_negative, positive
 from harness.errors import NodeError, UsageError, duration
 
 if TYPE_CHECKING:
+    from harness.node.events import RunSummary
     from harness.node.runner import RunRequest
-    from harness.node.summary import RunSummary
     from harness.node.verify import NodeVerdict
 
 Inventory = Annotated[

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 ROWS_EVERY_S = 30.0
 _BAR_WIDTH = 30
-_GRAVEST_FIRST = [TaskOutcome(name) for name in ("failed", "unreachable", "changed", "ok", "ignored", "skipped")]
 MOST_REPLICAS = 16
 """Whose figures are shown one by one: more would fill the screen."""
 
@@ -226,7 +225,7 @@ class TaskLines:
         self._task, self._outcomes, self._errors = None, Counter(), []
 
     def _outcome(self) -> str:
-        counts = {outcome.value: self._outcomes[outcome] for outcome in _GRAVEST_FIRST if self._outcomes[outcome]}
+        counts = {outcome.value: self._outcomes[outcome] for outcome in TaskOutcome if self._outcomes[outcome]}
         if self._outcomes.total() == 1:
             return next(iter(counts))
         return ", ".join(f"{number} {outcome}" for outcome, number in counts.items()) or "no host"

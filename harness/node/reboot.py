@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import NodeError, StorageError, UsageError
-from harness.node.events import Listener
+from harness.node.events import Listener, RunSummary
 from harness.node.runner import NodeRunner, RunRequest, resolve
-from harness.node.summary import RunSummary
 from harness.node.verify import NodeVerdict, VerifyRequest, verify
 
 SITE = Path("site.yml")

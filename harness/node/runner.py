@@ -35,8 +35,7 @@ from typing import Any
 from harness import supervisor
 from harness.data import data_path
 from harness.errors import NodeInterruptedError, PlaybookError, UsageError
-from harness.node.events import Listener, NodeEvent, TaskEnded, translate
-from harness.node.summary import RunSummary, SummaryBuilder
+from harness.node.events import Listener, NodeEvent, RunSummary, SummaryBuilder, TaskEnded, translate
 
 _MARK = "site.yml"
 _VARIABLES_PLAYBOOK = Path("playbooks/expected.yml")

@@ -152,7 +152,7 @@ def judge(host: str, node: Node, checks: Sequence[NodeCheck]) -> NodeVerdict:
 def run_check(check: NodeCheck, node: Node) -> CheckResult:
     """One check; raises NotApplicableError where the node cannot be judged by it."""
     try:
-        seen = check.function(node)
+        seen = check.look(node)
     except CannotLookError as reason:
         purpose = (check.function.__doc__ or "").splitlines()[0].rstrip(".")
         return _failed(check, node.machine, purpose, str(reason))

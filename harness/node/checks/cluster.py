@@ -1,25 +1,42 @@
-"""The cluster, asked through its API: node, network, runtime class, storage, metrics, housekeeping."""
+"""The cluster, asked through its API: node, network, storage, metrics, housekeeping; and the GPUs as it hands them out."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
+from functools import partial
 from typing import Any
 
+from harness.node.checks.nvidia import gpu_check, is_only_assumed, require_real_gpu
 from harness.node.checks.registry import (
     CONTROL_PLANE,
+    HERE,
     CannotLookError,
     Node,
-    NotApplicableError,
     Observation,
     check,
     listed,
+    needs,
+    no,
+    reading,
+    same,
 )
 
-_HERE = (CONTROL_PLANE,)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _FAILED_PODS_MAX = 100
 _UPGRADE_MARK = "gpu-sharing-harness/cordoned-by-upgrade"
+_KUBELET = "kubelet.service"
+_GPU_NAMESPACE = "gpu-system"
+_GPU_LABEL = "nvidia.com/gpu.present"
+_PRODUCT = "nvidia.com/gpu.product"
+_DISCOVERED = "nvidia.com/gfd.timestamp"
+_DRA_DRIVER = "gpu.nvidia.com"
+_GPU_AGAIN = "Run playbooks/gpu.yml again"
+
+
+def _named(node: Node, kind: str, *arguments: str) -> dict[str, dict[str, Any]]:
+    """Objects of one kind by their names."""
+    return {item["metadata"]["name"]: item for item in node.objects(kind, *arguments)}
 
 
 def this_node(node: Node) -> dict[str, Any]:
@@ -27,15 +44,10 @@ def this_node(node: Node) -> dict[str, Any]:
     wanted = node.expected.node_name
     # A kubelet may ask for its own node alone; on the control plane a wrong name is answered with the right ones.
     selector = () if node.expected.kind == CONTROL_PLANE else (f"--field-selector=metadata.name={wanted}",)
-    nodes = {item["metadata"]["name"]: item for item in node.objects("nodes", *selector)}
+    nodes = _named(node, "nodes", *selector)
     if wanted not in nodes:
         raise CannotLookError(f"no node {wanted}, only {listed(nodes)}")
     return nodes[wanted]
-
-
-def _needs_calico(node: Node) -> None:
-    if node.expected.calico_network != "calico":
-        raise NotApplicableError(f"calico_network is {node.expected.calico_network}")
 
 
 def _condition(item: dict[str, Any], kind: str) -> str:
@@ -58,31 +70,24 @@ def _workloads(node: Node, kind: str, desired: str, ready: str) -> dict[str, tup
     }
 
 
-@check(
-    "cluster/api",
-    advice="`crictl ps -a` and `crictl logs` show why the API server does not run.",
-    unit="kubelet.service",
-)
+here_check = partial(check, kinds=HERE)
+
+
+@check("cluster/api", "`crictl ps -a` and `crictl logs` show why the API server does not run.", unit=_KUBELET)
 def api_is_ready(node: Node) -> Observation:
     """The API server says that it is ready."""
-    answer = node.kubectl("get", "--raw", "/readyz").strip()
-    return Observation(answer == "ok", "ok from /readyz", answer)
+    return same("ok", node.kubectl("get", "--raw", "/readyz").strip())
 
 
-@check(
-    "cluster/node-ready",
-    advice="`kubectl describe node` names the condition; mostly the network or CRI-O.",
-    unit="kubelet.service",
-)
+@check("cluster/node-ready", "`kubectl describe node` names the condition; mostly the network or CRI-O.", unit=_KUBELET)
 def node_is_ready(node: Node) -> Observation:
     """The node is Ready under its name."""
-    ready = _condition(this_node(node), "Ready")
-    return Observation(ready == "True", f"node {node.expected.node_name} Ready", ready)
+    return same("True", _condition(this_node(node), "Ready"))
 
 
 @check(
     "cluster/schedulable",
-    advice="`kubectl uncordon` it, and remove the taints: every node has to take pods. What an upgrade cordoned its next run releases.",
+    "`kubectl uncordon` it, and remove the taints: every node has to take pods. What an upgrade cordoned its next run releases.",
 )
 def node_takes_pods(node: Node) -> Observation:
     """No taint and no cordon keeps pods away."""
@@ -90,38 +95,30 @@ def node_takes_pods(node: Node) -> Observation:
     spec, marked = item.get("spec", {}), _UPGRADE_MARK in item["metadata"].get("annotations", {})
     obstacles = [f"{taint['key']}:{taint['effect']}" for taint in spec.get("taints", [])]
     cordoned = "cordoned by an upgrade that did not finish" if marked else "cordoned"
-    obstacles += [cordoned] if spec.get("unschedulable") else []
-    return Observation(not obstacles, "no taint, not cordoned", listed(obstacles))
+    return no(obstacles + ([cordoned] if spec.get("unschedulable") else []), "no taint, not cordoned")
 
 
-@check(
-    "cluster/versions",
-    advice="Use playbooks/upgrade.yml to bring the cluster to the version of its packages.",
-)
+@check("cluster/versions", "Use playbooks/upgrade.yml to bring the cluster to the version of its packages.")
 def node_runs_what_is_installed(node: Node) -> Observation:
     """The running kubelet and runtime are the pinned ones."""
     info = this_node(node)["status"]["nodeInfo"]
-    wanted = {
-        "kubeletVersion": f"v{node.expected.kubernetes_packages_version.partition('-')[0]}",
-        "containerRuntimeVersion": f"cri-o://{node.expected.crio_version.partition('-')[0]}",
-    }
-    seen = {key: str(info.get(key, "absent")) for key in wanted}
-    return Observation(seen == wanted, listed(wanted.values()), listed(seen.values()))
+    kubelet = f"v{node.expected.kubernetes_packages_version.partition('-')[0]}"
+    runtime = f"cri-o://{node.expected.crio_version.partition('-')[0]}"
+    seen = [str(info.get(key, "absent")) for key in ("kubeletVersion", "containerRuntimeVersion")]
+    return same(f"{kubelet}, {runtime}", ", ".join(seen))
 
 
-@check("cluster/pod-network", advice="Reset and make the cluster again: its pod network cannot be changed.")
+@check("cluster/pod-network", "Reset and make the cluster again: its pod network cannot be changed.")
 def pod_network_is_ours(node: Node) -> Observation:
     """The node hands out pod addresses of the network that Calico routes."""
     wanted = ipaddress.ip_network(node.expected.control_plane_pod_cidr)
     seen = this_node(node).get("spec", {}).get("podCIDR", "absent")
-    try:
+    with reading("the node has no network for its pods"):
         inside = ipaddress.ip_network(seen).subnet_of(wanted)  # type: ignore[arg-type] # the same address family
-    except (ValueError, TypeError):
-        inside = False
     return Observation(inside, f"inside {wanted}", seen)
 
 
-@check("cluster/system-pods", advice="`kubectl get pods -A` and `kubectl describe` the ones named here.", kinds=_HERE)
+@here_check("cluster/system-pods", "`kubectl get pods -A` and `kubectl describe` the ones named here.")
 def workloads_are_available(node: Node) -> Observation:
     """Every Deployment and DaemonSet has all its pods ready."""
     all_workloads = {
@@ -129,72 +126,65 @@ def workloads_are_available(node: Node) -> Observation:
         **_workloads(node, "daemonsets", "desiredNumberScheduled", "numberReady"),
     }
     short = [f"{name} {ready}/{wanted}" for name, (wanted, ready) in all_workloads.items() if ready < wanted]
-    seen = listed(short) if short else f"{len(all_workloads)} whole"
+    seen = f"{len(all_workloads)} of them, not ready: {listed(short)}"
     return Observation(bool(all_workloads) and not short, "all pods of every Deployment and DaemonSet ready", seen)
 
 
-@check("calico/available", advice="`kubectl get tigerastatus` and the operator's log say what is missing.", kinds=_HERE)
+def _calico(node: Node) -> None:
+    network = node.expected.calico_network
+    needs(network == "calico", f"calico_network is {network}")
+
+
+@here_check("calico/available", "`kubectl get tigerastatus` and the operator's log say what is missing.", when=_calico)
 def calico_is_available(node: Node) -> Observation:
     """The operator says that Calico is available and that none of its parts is degraded."""
-    _needs_calico(node)
-    items = {item["metadata"]["name"]: item for item in node.objects("tigerastatuses.operator.tigera.io")}
+    items = _named(node, "tigerastatuses.operator.tigera.io")
     degraded = [name for name, item in items.items() if _condition(item, "Degraded") == "True"]
-    available = _condition(items["calico"], "Available") if "calico" in items else "no such status"
-    seen = f"calico available: {available}; degraded: {listed(degraded)}"
-    return Observation(available == "True" and not degraded, "calico Available, nothing Degraded", seen)
-
-
-@check("calico/pool", advice="Run the calico role again (--tags calico).", kinds=_HERE)
-def calico_routes_the_pod_network(node: Node) -> Observation:
-    """The Installation is ours: the pod network, VXLAN."""
-    _needs_calico(node)
-    pools = [
-        (str(pool.get("cidr")), str(pool.get("encapsulation")))
-        for item in node.objects("installations.operator.tigera.io")
-        for pool in item["spec"].get("calicoNetwork", {}).get("ipPools", [])
-    ]
-    wanted = (node.expected.control_plane_pod_cidr, "VXLAN")
-    return Observation(pools == [wanted], " ".join(wanted), listed(" ".join(pool) for pool in pools))
-
-
-@check("runtime-class/nvidia", advice="Run the runtime_class role again (--tags runtime_class).", kinds=_HERE)
-def runtime_class_names_the_handler(node: Node) -> Observation:
-    """Pods can ask for the NVIDIA handler."""
-    handlers = {item["metadata"]["name"]: str(item.get("handler")) for item in node.objects("runtimeclasses")}
-    wanted = node.expected.nvidia_toolkit_handler
-    return Observation(handlers.get("nvidia") == wanted, f"RuntimeClass nvidia -> {wanted}", str(handlers or "none"))
-
-
-@check(
-    "storage/default-class",
-    advice="Run the storage role again (--tags storage); claims stay Pending without it.",
-    kinds=_HERE,
-)
-def one_default_class(node: Node) -> Observation:
-    """Exactly one StorageClass is the default."""
-    classes = {
-        item["metadata"]["name"]: item["metadata"].get("annotations", {}) for item in node.objects("storageclasses")
-    }
-    default = [name for name, annotations in classes.items() if annotations.get(_DEFAULT_CLASS) == "true"]
-    return Observation(
-        len(default) == 1, "one default StorageClass", f"default: {listed(default)}; all: {listed(classes)}"
+    available = _condition(items.get("calico", {}), "Available")
+    return same(
+        "calico available: True; degraded: none", f"calico available: {available}; degraded: {listed(degraded)}"
     )
 
 
-@check(
-    "metrics-server/answers", advice="`kubectl logs -n kube-system deployment/metrics-server` says why.", kinds=_HERE
-)
+@here_check("calico/pool", "Run the calico role again (--tags calico).", when=_calico)
+def calico_routes_the_pod_network(node: Node) -> Observation:
+    """The Installation is ours: the pod network, VXLAN."""
+    pools = [
+        f"{pool.get('cidr')} {pool.get('encapsulation')}"
+        for item in node.objects("installations.operator.tigera.io")
+        for pool in item["spec"].get("calicoNetwork", {}).get("ipPools", [])
+    ]
+    return same(f"{node.expected.control_plane_pod_cidr} VXLAN", listed(pools))
+
+
+@here_check("runtime-class/nvidia", "Run the runtime_class role again (--tags runtime_class).")
+def runtime_class_names_the_handler(node: Node) -> Observation:
+    """Pods can ask for the NVIDIA handler."""
+    handlers = {name: str(item.get("handler")) for name, item in _named(node, "runtimeclasses").items()}
+    return same(node.expected.nvidia_toolkit_handler, handlers.get("nvidia", "none"))
+
+
+@here_check("storage/default-class", "Run the storage role again (--tags storage); claims stay Pending without it.")
+def one_default_class(node: Node) -> Observation:
+    """Exactly one StorageClass is the default."""
+    classes = _named(node, "storageclasses")
+    default = [
+        name for name, item in classes.items() if item["metadata"].get("annotations", {}).get(_DEFAULT_CLASS) == "true"
+    ]
+    seen = f"default: {listed(default)}; all: {listed(classes)}"
+    return Observation(len(default) == 1, "one default StorageClass", seen)
+
+
+@here_check("metrics-server/answers", "`kubectl logs -n kube-system deployment/metrics-server` says why.")
 def metrics_server_answers(node: Node) -> Observation:
     """`kubectl top` has figures for the node."""
-    usage = {item["metadata"]["name"]: item.get("usage", {}) for item in node.objects("nodes.metrics.k8s.io")}
-    mine = usage.get(node.expected.node_name, {})
+    mine = _named(node, "nodes.metrics.k8s.io").get(node.expected.node_name, {}).get("usage", {})
     return Observation(bool(mine.get("cpu")), f"figures for {node.expected.node_name}", str(mine or "none"))
 
 
-@check(
+@here_check(
     "housekeeping/failed-pods",
-    advice="Run the housekeeping role again (--tags housekeeping); `kubectl get jobs -A` shows whether it runs.",
-    kinds=_HERE,
+    "Run the housekeeping role again (--tags housekeeping); `kubectl get jobs -A` shows whether it runs.",
 )
 def failed_pods_are_cleaned_up(node: Node) -> Observation:
     """A bounded clean-up exists and failed pods have not piled up."""
@@ -202,47 +192,39 @@ def failed_pods_are_cleaned_up(node: Node) -> Observation:
     bounded = all(item["spec"]["jobTemplate"]["spec"].get("activeDeadlineSeconds") for item in jobs)
     failed = len(node.objects("pods", "--all-namespaces", "--field-selector=status.phase=Failed"))
     seen = f"{len(jobs)} clean-up jobs{'' if bounded else ' without a time limit'}, {failed} failed pods"
-    return Observation(
-        bool(jobs) and bounded and failed < _FAILED_PODS_MAX,
-        f"a bounded CronJob, under {_FAILED_PODS_MAX} failed pods",
-        seen,
-    )
+    wanted = f"a bounded CronJob, under {_FAILED_PODS_MAX} failed pods"
+    return Observation(bool(jobs) and bounded and failed < _FAILED_PODS_MAX, wanted, seen)
 
 
 @check(
     "workloads/image",
-    advice="Run playbooks/workloads.yml again: it builds the image where it is not there.",
+    "Run playbooks/workloads.yml again: it builds the image where it is not there.",
     unit="crio.service",
 )
 def workload_image_is_there(node: Node) -> Observation:
     """CRI-O has the image that replicas run in."""
-    try:
+    with reading("crictl gave no list of images"):
         images = json.loads(node.output("crictl", "images", "--output=json"))["images"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CannotLookError(f"crictl gave no list of images: {error}") from error
     tags = {tag for image in images for tag in image.get("repoTags") or ()}
     wanted = node.expected.workload_image
-    ours = sorted(tag for tag in tags if tag.startswith(wanted.rpartition(":")[0]))
+    ours = [tag for tag in tags if tag.startswith(wanted.rpartition(":")[0])]
     return Observation(wanted in tags, wanted, listed(ours))
 
 
-@check("workloads/namespace", advice="Run playbooks/workloads.yml again (--tags inference_namespace).", kinds=_HERE)
+@here_check("workloads/namespace", "Run playbooks/workloads.yml again (--tags inference_namespace).")
 def replicas_have_a_closed_place(node: Node) -> Observation:
     """Replicas have a namespace that takes unprivileged pods only and lets nobody in but Prometheus."""
     name = node.expected.inference_namespace_name
-    levels = {
-        item["metadata"]["name"]: item["metadata"].get("labels", {}).get("pod-security.kubernetes.io/enforce", "none")
-        for item in node.objects("namespaces")
-    }
-    if name not in levels:
-        return Observation(False, f"namespace {name}, restricted, with a network policy", "no such namespace")
-    policies = [item["metadata"]["name"] for item in node.objects("networkpolicies", "--namespace", name)]
-    seen = f"pod security {levels[name]}, network policies: {listed(policies)}"
-    good = levels[name] == "restricted" and bool(policies)
+    namespace = _named(node, "namespaces").get(name)
+    labels = namespace["metadata"].get("labels", {}) if namespace else {}
+    level = labels.get("pod-security.kubernetes.io/enforce", "none")
+    policies = _named(node, "networkpolicies", "--namespace", name) if namespace else {}
+    seen = f"pod security {level}, network policies: {listed(policies)}" if namespace else "no such namespace"
+    good = level == "restricted" and bool(policies)
     return Observation(good, f"namespace {name}, restricted, with a network policy", seen)
 
 
-@check("workloads/account", advice="Run playbooks/workloads.yml again: it renews the account's token.", kinds=_HERE)
+@here_check("workloads/account", "Run playbooks/workloads.yml again: it renews the account's token.")
 def harness_can_come_in(node: Node) -> Observation:
     """Each user has the harness's own kubeconfig, mode 0600, and it is let in."""
     seen, good = [], True
@@ -255,3 +237,143 @@ def harness_can_come_in(node: Node) -> Observation:
         seen.append(f"{file}, may: {said[0]}")
         good = good and private and answer.stdout.strip() == "yes"
     return Observation(good, "mode 0600, the user's own, may create deployments", "; ".join(seen))
+
+
+def _devices(node: Node) -> int:
+    """Whole GPUs and MIG instances that the plugin has to hand out."""
+    asked_for = len(node.expected.device_plugin_mig_profiles)
+    if is_only_assumed(node):
+        return node.expected.device_plugin_gpus_assumed * max(asked_for, 1)
+    instances: list[int] = []
+    for line in node.output("nvidia-smi", "-L").splitlines():
+        if line.startswith("GPU "):
+            instances.append(0)
+        elif line.strip().startswith("MIG "):
+            instances[-1] += 1
+    # A divided GPU hands out its instances in its own place; what is asked for has to be there after a boot, too.
+    return sum(asked_for or max(count, 1) for count in instances)
+
+
+def _pods_of(node: Node, daemon_set: str) -> str:
+    """How many pods of a DaemonSet are available, of how many."""
+    item = _named(node, "daemonsets", "--namespace", _GPU_NAMESPACE).get(daemon_set)
+    if item is None:
+        return "absent"
+    status = item.get("status", {})
+    return f"{status.get('numberAvailable', status.get('numberReady', 0))}/{status.get('desiredNumberScheduled', 0)}"
+
+
+def _all_ready(seen: str) -> Observation:
+    ready, _, wanted = seen.partition("/")
+    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", seen)
+
+
+@gpu_check("gpu/label", f"{_GPU_AGAIN}: without the label no DaemonSet for GPUs gets a pod.", unit=_KUBELET)
+def node_is_labelled(node: Node) -> Observation:
+    """The node says that it has a GPU, in a label."""
+    return same("true", this_node(node)["metadata"].get("labels", {}).get(_GPU_LABEL, "absent"))
+
+
+@gpu_check("gpu/features", f"{_GPU_AGAIN}: it labels the nodes.", unit=_KUBELET)
+def node_says_which_gpu_it_has(node: Node) -> Observation:
+    """The labels by which pods choose a GPU say what the driver says: product, memory, count and compute capability."""
+    labels = this_node(node)["metadata"].get("labels", {})
+    needs(_DISCOVERED not in labels, "GPU feature discovery runs here, and says it")
+    if node.expected.by_claims:
+        left = [name for name in labels if name.startswith("nvidia.com/gpu.") and name != _GPU_LABEL]
+        return no(left, "no such label where claims choose")
+    require_real_gpu(node)
+    first = node.output("nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
+    name, memory, capability = (part.strip() for part in first.split(","))
+    product = "-".join(name.split())
+    wanted = {_PRODUCT: f"{product}-SHARED" if node.expected.sharing.shares_gpu else product}
+    major, _, minor = capability.partition(".")
+    wanted |= {"nvidia.com/gpu.compute.major": major, "nvidia.com/gpu.compute.minor": minor}
+    if "-MIG-" in labels.get(_PRODUCT, ""):
+        wanted.pop(_PRODUCT)  # instances in the place of GPUs, each with memory of its own
+    else:
+        count = sum(line.startswith("GPU ") for line in node.output("nvidia-smi", "-L").splitlines())
+        wanted |= {"nvidia.com/gpu.memory": memory.partition(" ")[0], "nvidia.com/gpu.count": str(count)}
+    # A GB10 does not say all.
+    wanted = {key: value for key, value in wanted.items() if value and not value.startswith("[")}
+    seen = [f"{key}: {labels.get(key, 'absent')}" for key in wanted]
+    return same(listed(f"{key}: {value}" for key, value in wanted.items()), listed(seen))
+
+
+def _listed_devices(node: Node) -> int:
+    """Devices of this node in the newest generation of the driver's pools."""
+    name = this_node(node)["metadata"]["name"]
+    specs = [spec["spec"] for spec in node.objects("resourceslices")]
+    ours = [spec for spec in specs if spec["driver"] == _DRA_DRIVER and spec.get("nodeName") == name]
+    newest: dict[str, int] = {}
+    for spec in ours:
+        newest[spec["pool"]["name"]] = max(newest.get(spec["pool"]["name"], 0), spec["pool"]["generation"])
+    return sum(
+        len(spec.get("devices") or ()) for spec in ours if spec["pool"]["generation"] == newest[spec["pool"]["name"]]
+    )
+
+
+@gpu_check(
+    "gpu/slices",
+    f"{_GPU_AGAIN}; `kubectl logs -n {_GPU_NAMESPACE} daemonset/device-plugin` (or dra-driver) says what was found, and "
+    "`systemctl status node-mig` why instances were not made at boot.",
+    unit=_KUBELET,
+)
+def node_advertises_its_slices(node: Node) -> Observation:
+    """The node advertises as many slices as its GPUs, the MIG instances asked for and the way of sharing come to; by claims, its driver lists them."""
+    expectation, devices = node.expected, _devices(node)
+    given = this_node(node)["status"].get("allocatable", {})
+    counts = {name: int(count) for name, count in given.items() if name.startswith("nvidia.com/")}
+    slices = sum(counts.values())
+    if expectation.by_claims:
+        seen = f"{_listed_devices(node)} devices listed for claims, {slices} slices"
+        return same(f"{devices} devices listed for claims, 0 slices", seen)
+    wanted = devices * expectation.slices
+    expected = f"{wanted} slices ({expectation.sharing.sharing.value}, {expectation.slices} per device)"
+    return Observation(slices == wanted, expected, listed(f"{name}: {count}" for name, count in counts.items()))
+
+
+@check(
+    "gpu/compute-mode", "`nvidia-smi -c DEFAULT`: a second process finds no device otherwise.", when=require_real_gpu
+)
+def compute_mode_fits_the_sharing(node: Node) -> Observation:
+    """GPUs take several processes, unless an MPS server is the only one."""
+    needs(not node.expected.by_claims, "claims set it while they are held (dra_driver_state: present)")
+    rows = node.output("nvidia-smi", "--query-gpu=compute_mode", "--format=csv,noheader").splitlines()
+    return same(node.expected.sharing.compute_mode, listed({row.strip() for row in rows}))
+
+
+@gpu_check(
+    "gpu/device-plugin", f"`kubectl describe -n {_GPU_NAMESPACE} pods` names what its pods wait for.", kinds=HERE
+)
+def device_plugin_is_ready(node: Node) -> Observation:
+    """The device plugin, or in its place the DRA driver, runs on every node with a GPU."""
+    plugin = _pods_of(node, "device-plugin")
+    if not node.expected.by_claims:
+        return _all_ready(plugin)
+    if plugin != "absent":
+        return Observation(False, "the DRA driver in place of the device plugin", f"a device plugin ({plugin}), too")
+    return _all_ready(_pods_of(node, "dra-driver"))
+
+
+@gpu_check("gpu/mps", f"{_GPU_AGAIN}: it starts and removes the MPS servers as the way of sharing asks.", kinds=HERE)
+def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
+    """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
+    seen = _pods_of(node, "mps-control-daemon")
+    if node.expected.by_claims or not node.expected.sharing.concurrent:
+        return same("absent", seen)
+    return _all_ready(seen)
+
+
+@gpu_check(
+    "gpu/cuda-smoke",
+    f"`kubectl logs -n {_GPU_NAMESPACE} --selector app.kubernetes.io/name=cuda-smoke`, then {_GPU_AGAIN.lower()}.",
+    kinds=HERE,
+)
+def a_cuda_kernel_has_run(node: Node) -> Observation:
+    """A CUDA kernel has run in a pod on every GPU node."""
+    needs(node.expected.device_plugin_smoke, "no kernel is run here (device_plugin_smoke: false)")
+    jobs = _named(node, "jobs", "--namespace", _GPU_NAMESPACE, "--selector=app.kubernetes.io/name=cuda-smoke")
+    bad = [name for name, job in jobs.items() if not job.get("status", {}).get("succeeded")]
+    seen = f"{len(jobs)} jobs, not succeeded: {listed(bad)}"
+    return Observation(bool(jobs) and not bad, "a succeeded job per GPU node", seen)

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from typing import Any
 
 import yaml
 
-from harness.node.checks.registry import (
-    CONTROL_PLANE,
-    WORKER,
-    CannotLookError,
-    Node,
-    NotApplicableError,
-    Observation,
-    check,
-    listed,
-)
+from harness.node.checks.registry import HERE, WORKER, Node, Observation, check, listed, needs, no, reading, same
 from harness.node.expected import ADMIN_KUBECONFIG, KUBELET_KUBECONFIG
 
 _KUBELET = "kubelet.service"
@@ -39,6 +31,8 @@ ASK_DNS = (
     "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(5); s.connect((sys.argv[1], int(sys.argv[2]))); "
     "[s.send(bytes.fromhex(sys.argv[3])) for _ in range(3)]; print(s.recv(512).hex())"
 )
+_HOUSEKEEPING_AGAIN = "Run the housekeeping role again (--tags housekeeping)."
+_CONTROL_PLANE_AGAIN = "Run the control_plane role again (--tags control_plane)"
 _JOIN_FILES = ("/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf")
 
 
@@ -55,31 +49,24 @@ def kubelet_settings(node: Node) -> dict[str, Any]:
         paths += [f"{_DROP_INS}/{name}" for name in node.machine.listing(_DROP_INS) if name.endswith(".conf")]
     settings: dict[str, Any] = {}
     for path in paths:
-        try:
-            part = yaml.safe_load(node.text(path))
-        except yaml.YAMLError as error:
-            raise CannotLookError(f"{path} is not YAML: {error}") from error
-        settings.update(part or {})
+        with reading(f"{path} is not YAML"):
+            settings.update(yaml.safe_load(node.text(path)) or {})
     return settings
 
 
-@check(
-    "kubernetes/kubelet", advice="Read the kubelet's journal; before the cluster exists it cannot run.", unit=_KUBELET
-)
+kubelet_check = partial(check, unit=_KUBELET)
+
+
+@kubelet_check("kubernetes/kubelet", "Read the kubelet's journal; before the cluster exists it cannot run.")
 def kubelet_runs(node: Node) -> Observation:
     """The kubelet runs now, and at the next boot."""
     return node.service(_KUBELET)
 
 
-@check(
-    "kubernetes/cgroup-driver",
-    advice="Make the cluster again with this project's kubeadm configuration.",
-    unit=_KUBELET,
-)
+@kubelet_check("kubernetes/cgroup-driver", "Make the cluster again with this project's kubeadm configuration.")
 def kubelet_uses_systemd(node: Node) -> Observation:
     """The kubelet and CRI-O agree who makes cgroups."""
-    driver = str(kubelet_settings(node).get("cgroupDriver", "absent"))
-    return Observation(driver == "systemd", "cgroupDriver systemd", driver)
+    return same("systemd", kubelet_settings(node).get("cgroupDriver", "absent"))
 
 
 def dns_question(name: str) -> str:
@@ -99,10 +86,9 @@ def dns_ask(node: Node, address: str, name: str, port: int = 53) -> tuple[bool, 
     return code == 0 and count > 0, f"{address} answers with code {code} and {count} addresses"
 
 
-@check(
+@kubelet_check(
     "kubernetes/dns",
-    advice="`kubectl get pods -n kube-system -l k8s-app=kube-dns`, and the logs of those and of kube-proxy, say why: pods resolve no name.",
-    unit=_KUBELET,
+    "`kubectl get pods -n kube-system -l k8s-app=kube-dns`, and the logs of those and of kube-proxy, say why: pods resolve no name.",
 )
 def cluster_dns_answers(node: Node) -> Observation:
     """The DNS server that the kubelet gives to pods knows the API server's name, asked from this node."""
@@ -113,7 +99,7 @@ def cluster_dns_answers(node: Node) -> Observation:
     return Observation(bool(answers) and all(ok for ok, _ in answers), f"an address of {name}", seen)
 
 
-@check("kubernetes/crictl", advice="Run the kubernetes_packages role again: it writes /etc/crictl.yaml.")
+@check("kubernetes/crictl", "Run the kubernetes_packages role again: it writes /etc/crictl.yaml.")
 def crictl_knows_crio(node: Node) -> Observation:
     """CRI-O is found by crictl without options."""
     settings = yaml.safe_load(node.text("/etc/crictl.yaml")) or {}
@@ -121,19 +107,16 @@ def crictl_knows_crio(node: Node) -> Observation:
     return Observation(endpoint.endswith("/crio/crio.sock"), "runtime-endpoint: CRI-O's socket", endpoint)
 
 
-@check("housekeeping/eviction", advice="Run the housekeeping role again (--tags housekeeping).", unit=_KUBELET)
+@kubelet_check("housekeeping/eviction", _HOUSEKEEPING_AGAIN)
 def eviction_is_whole(node: Node) -> Observation:
     """All eviction signals are on: a partial list switches every other one off."""
     settings = kubelet_settings(node)
     signals = set(settings.get("evictionHard") or {})
-    merged = bool(settings.get("mergeDefaultEvictionSettings")) or not signals
-    missing = _EVICTION_SIGNALS - signals
-    return Observation(
-        merged or not missing, f"all of {listed(_EVICTION_SIGNALS)}", f"{listed(signals)} (missing: {listed(missing)})"
-    )
+    missing = _EVICTION_SIGNALS - signals if signals and not settings.get("mergeDefaultEvictionSettings") else []
+    return no(missing, f"none missing of {listed(_EVICTION_SIGNALS)}")
 
 
-@check("housekeeping/images", advice="Run the housekeeping role again (--tags housekeeping).", unit=_KUBELET)
+@kubelet_check("housekeeping/images", _HOUSEKEEPING_AGAIN)
 def image_collection_comes_before_eviction(node: Node) -> Observation:
     """Unused images are removed before the disk is so full that pods are evicted."""
     settings = kubelet_settings(node)
@@ -145,7 +128,7 @@ def image_collection_comes_before_eviction(node: Node) -> Observation:
     return Observation(high < full, f"image collection below {full:g} % of the disk", f"{high} %")
 
 
-@check("housekeeping/logs", advice="Run the housekeeping role again (--tags housekeeping).")
+@check("housekeeping/logs", _HOUSEKEEPING_AGAIN)
 def logs_are_bounded(node: Node) -> Observation:
     """Container logs and systemd's journal have a limit."""
     settings = kubelet_settings(node)
@@ -153,33 +136,23 @@ def logs_are_bounded(node: Node) -> Observation:
     journal = node.output("systemd-analyze", "cat-config", "systemd/journald.conf").splitlines()
     limits = [line.partition("=")[2] for line in journal if line.startswith("SystemMaxUse=")]
     seen = f"containers {size} x {files}, journal {limits[-1] if limits else 'no limit'}"
-    return Observation(
-        bool(size and files and limits and limits[-1]), "a limit for containers and for systemd's journal", seen
-    )
+    good = bool(size and files and limits and limits[-1])
+    return Observation(good, "a limit for containers and for systemd's journal", seen)
 
 
-@check(
-    "housekeeping/shutdown",
-    advice="Run the housekeeping role again (--tags housekeeping): reboots then end pods cleanly.",
-)
+@check("housekeeping/shutdown", f"{_HOUSEKEEPING_AGAIN} Reboots then end pods cleanly.")
 def shutdown_is_graceful(node: Node) -> Observation:
     """The kubelet holds a shutdown until pods have ended, and logind lets it for as long as that takes."""
     period = str(kubelet_settings(node).get("shutdownGracePeriod", "0s"))
     files = node.output("systemd-analyze", "cat-config", "systemd/logind.conf").splitlines()
     delays = [line.partition("=")[2].strip() for line in files if line.startswith("InhibitDelayMaxSec=")]
     delay = delays[-1] if delays and delays[-1] else "5"
-    return Observation(
-        0 < _seconds(period) <= _seconds(delay),
-        "a shutdownGracePeriod, and an InhibitDelayMaxSec of logind that is as long",
-        f"shutdownGracePeriod {period}, InhibitDelayMaxSec {delay}",
-    )
+    seen = f"shutdownGracePeriod {period}, InhibitDelayMaxSec {delay}"
+    wanted = "a shutdownGracePeriod, and an InhibitDelayMaxSec of logind that is as long"
+    return Observation(0 < _seconds(period) <= _seconds(delay), wanted, seen)
 
 
-@check(
-    "kubeconfig/users",
-    advice="Run the control_plane role again (--tags control_plane): it gives each user their own copy.",
-    kinds=(CONTROL_PLANE,),
-)
+@check("kubeconfig/users", f"{_CONTROL_PLANE_AGAIN}: it gives each user their own copy.", kinds=HERE)
 def users_own_their_kubeconfig(node: Node) -> Observation:
     """Each user's kubeconfig has mode 0600 and is the user's own: one of root's is "permission denied"."""
     users = node.expected.kubeconfig_users
@@ -188,7 +161,7 @@ def users_own_their_kubeconfig(node: Node) -> Observation:
     return Observation(good, f"mode 0600 and owner, for {listed(users)}", ", ".join(words for _, words in seen))
 
 
-@check("kubeconfig/administrator", advice="`chmod 0600` it: whoever reads it owns the cluster.", kinds=(CONTROL_PLANE,))
+@check("kubeconfig/administrator", "`chmod 0600` it: whoever reads it owns the cluster.", kinds=HERE)
 def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     """Only root reads the administrator's credentials."""
     private, seen = node.private(ADMIN_KUBECONFIG)
@@ -197,45 +170,34 @@ def administrators_kubeconfig_is_closed(node: Node) -> Observation:
 
 @check(
     "kubernetes/endpoint",
-    advice="Where the control plane was made under another one: set control_plane_endpoint back, or reset and make the cluster anew.",
+    "Where the control plane was made under another one: set control_plane_endpoint back, or reset and make the cluster anew.",
 )
 def machines_reach_the_control_plane_by_its_endpoint(node: Node) -> Observation:
     """The node's credentials name the stable endpoint, where there is one; every other question asks the API server by it."""
     endpoint = node.expected.endpoint
-    if not endpoint:
-        raise NotApplicableError("control_plane_endpoint is empty")
+    needs(endpoint, "control_plane_endpoint is empty")
     path = node.expected.kubeconfig
     servers = re.findall(r"^\s*server:\s*(\S+)\s*$", node.text(path), re.MULTILINE)
-    return Observation(servers == [f"https://{endpoint}"], f"https://{endpoint} in {path}", listed(servers))
+    return same(f"https://{endpoint}", listed(servers))
 
 
-@check(
-    "kubernetes/certificates",
-    advice="Run the control_plane role again (--tags control_plane): it renews what ends within 90 days.",
-    kinds=(CONTROL_PLANE,),
-)
+@check("kubernetes/certificates", f"{_CONTROL_PLANE_AGAIN}: it renews what ends within 90 days.", kinds=HERE)
 def certificates_are_valid_for_a_while(node: Node) -> Observation:
     """No certificate of the control plane ends within two months: without them nothing there starts again."""
     said = node.output("kubeadm", "certs", "check-expiration", "--output=json")
-    try:
+    with reading("kubeadm gave no list of certificates"):
         certificates = json.loads(said[said.index("{") :])["certificates"]
         days = {entry["name"]: entry["residualTime"] // _DAY_S for entry in certificates if not entry["missing"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CannotLookError(f"kubeadm gave no list of certificates: {error}") from error
-    ending = [f"{name} in {left} days" for name, left in days.items() if left < _CERTIFICATE_DAYS]
-    seen = (
-        f"ending: {listed(ending)}"
-        if ending
-        else f"{len(days)} certificates, the first ends in {min(days.values(), default=0)} days"
-    )
-    return Observation(bool(days) and not ending, f"none that ends within {_CERTIFICATE_DAYS} days", seen)
+    first = min(days.values(), default=0)
+    seen = f"{len(days)} certificates, the first ends in {first} days"
+    return Observation(first >= _CERTIFICATE_DAYS, f"none that ends within {_CERTIFICATE_DAYS} days", seen)
 
 
 @check(
     "etcd/snapshot",
-    advice="`journalctl --unit node-etcd-snapshot` says why there is none; playbooks/backup.yml takes one now.",
+    "`journalctl --unit node-etcd-snapshot` says why there is none; playbooks/backup.yml takes one now.",
     unit="node-etcd-snapshot.service",
-    kinds=(CONTROL_PLANE,),
+    kinds=HERE,
 )
 def snapshots_are_taken(node: Node) -> Observation:
     """A snapshot of etcd is young, and the next one will be taken."""
@@ -244,15 +206,12 @@ def snapshots_are_taken(node: Node) -> Observation:
     timer = node.machine.unit("node-etcd-snapshot.timer")
     running = timer.active == "active" and timer.enabled == "enabled"
     seen = f"{max(names, default='none')}; timer {timer.active}, {timer.enabled or timer.load}"
-    return Observation(
-        bool(names) and running, f"one of the last {_SNAPSHOT_HOURS} hours, timer active and enabled", seen
-    )
+    wanted = f"one of the last {_SNAPSHOT_HOURS} hours, timer active and enabled"
+    return Observation(bool(names) and running, wanted, seen)
 
 
-@check(
-    "kubernetes/serving-certificate",
-    advice="Run playbooks/cluster.yml again: it approves what the kubelet has asked for.",
-    unit=_KUBELET,
+@kubelet_check(
+    "kubernetes/serving-certificate", "Run playbooks/cluster.yml again: it approves what the kubelet has asked for."
 )
 def serving_certificate_is_signed(node: Node) -> Observation:
     """The kubelet serves with a certificate of the cluster's authority that is valid for a month: it asks for another before."""
@@ -261,18 +220,14 @@ def serving_certificate_is_signed(node: Node) -> Observation:
     trusted = node.machine.command("openssl", "verify", "-CAfile", "/etc/kubernetes/pki/ca.crt", _SERVING)
     seen = (said.stdout or said.stderr).strip().splitlines()[:1] or ["nothing"]
     signed = "" if trusted.exit_code == 0 else ", not signed by the cluster's authority"
-    return Observation(
-        said.exit_code == 0 and not signed,
-        f"{_SERVING} signed, for {_SERVING_DAYS} days at least",
-        f"{seen[0]}{signed}",
-    )
+    wanted = f"{_SERVING} signed, for {_SERVING_DAYS} days at least"
+    return Observation(said.exit_code == 0 and not signed, wanted, f"{seen[0]}{signed}")
 
 
-@check(
+@kubelet_check(
     "worker/credentials",
-    advice="Remove what the join left; without kubelet.conf, run the worker role again (--tags worker).",
-    unit=_KUBELET,
-    kinds=(WORKER,),
+    "Remove what the join left; without kubelet.conf, run the worker role again (--tags worker).",
+    kinds=frozenset({WORKER}),
 )
 def worker_has_credentials_of_its_own(node: Node) -> Observation:
     """The kubelet has credentials of its own that only root reads, and nothing of the token is left."""

@@ -7,17 +7,19 @@ from typing import Any
 
 from harness.node.checks.nvidia import require_gpu
 from harness.node.checks.registry import (
-    CONTROL_PLANE,
+    HERE,
     CannotLookError,
     Node,
     NotApplicableError,
     Observation,
     check,
     listed,
+    needs,
+    reading,
+    same,
 )
 
 _NAMESPACE = "monitoring"
-_HERE = (CONTROL_PLANE,)
 _JOBS = ("prometheus", "node-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor")
 _GPU_JOB = "dcgm-exporter"
 _CLAIMS = ("grafana", "prometheus")
@@ -66,10 +68,8 @@ def _ask(node: Node, service: str, path: str, *, login: bool = True) -> dict[str
 def _answer(node: Node, service: str, path: str, *, login: bool = True) -> dict[str, Any]:
     """The JSON that a service answers with."""
     said = _ask(node, service, path, login=login)
-    try:
+    with reading(f"{service}{path} gave no JSON, but status {said['status']}"):
         seen: dict[str, Any] = json.loads(said["body"])
-    except ValueError as error:
-        raise CannotLookError(f"{service}{path} gave no JSON, but status {said['status']}") from error
     return seen
 
 
@@ -92,8 +92,8 @@ def _has_gpu(node: Node) -> bool:
 
 @check(
     "monitoring/volumes",
-    advice=f"`kubectl describe -n {_NAMESPACE} persistentvolumeclaims` says why; mostly there is no default StorageClass.",
-    kinds=_HERE,
+    f"`kubectl describe -n {_NAMESPACE} persistentvolumeclaims` says why; mostly there is no default StorageClass.",
+    kinds=HERE,
 )
 def volumes_are_bound(node: Node) -> Observation:
     """Prometheus and Grafana have their volumes."""
@@ -107,17 +107,15 @@ def volumes_are_bound(node: Node) -> Observation:
 
 @check(
     "monitoring/targets",
-    advice=f"`kubectl get pods -A -o wide` shows whose pod is missing; then run playbooks/{_NAMESPACE}.yml again.",
-    kinds=_HERE,
+    f"`kubectl get pods -A -o wide` shows whose pod is missing; then run playbooks/{_NAMESPACE}.yml again.",
+    kinds=HERE,
 )
 def every_job_is_up(node: Node) -> Observation:
     """Prometheus scrapes every job of the cluster, and the GPUs' where there are any."""
     wanted = [*_JOBS, _GPU_JOB] if _has_gpu(node) else [*_JOBS]
-    try:
+    with reading("Prometheus gave no list of targets"):
         active = _answer(node, "prometheus", TARGETS)["data"]["activeTargets"]
         health = [(str(target["labels"]["job"]), str(target["health"])) for target in active]
-    except (KeyError, TypeError) as error:
-        raise CannotLookError(f"Prometheus gave no list of targets: no {error}") from error
     down = {job for job, state in health if state != "up"}
     missing = set(wanted) - {job for job, _ in health}
     seen = f"not up: {listed(down)}; without a target: {listed(missing)}"
@@ -126,20 +124,18 @@ def every_job_is_up(node: Node) -> Observation:
 
 @check(
     "monitoring/grafana",
-    advice=f"`kubectl logs -n {_NAMESPACE} deployment/grafana` says what it waits for.",
-    kinds=_HERE,
+    f"`kubectl logs -n {_NAMESPACE} deployment/grafana` says what it waits for.",
+    kinds=HERE,
 )
 def grafana_is_in_health(node: Node) -> Observation:
     """Grafana answers and reaches its database and Prometheus, unless a campaign has paused it."""
-    if "grafana" not in _running(node):
-        raise NotApplicableError("Grafana is scaled to nothing, as campaigns do while they measure")
+    needs("grafana" in _running(node), "Grafana is scaled to nothing, as campaigns do while they measure")
     database = str(_answer(node, "grafana", HEALTH, login=False).get("database", "absent"))
     source = str(_answer(node, "grafana", DATASOURCE).get("status", "absent"))
-    seen = f"database {database}, Prometheus {source}"
-    return Observation(seen == "database ok, Prometheus OK", "database ok, Prometheus OK", seen)
+    return same("database ok, Prometheus OK", f"database {database}, Prometheus {source}")
 
 
-@check("monitoring/certificates", advice=_AGAIN, kinds=_HERE)
+@check("monitoring/certificates", _AGAIN, kinds=HERE)
 def certificates_last(node: Node) -> Observation:
     """Prometheus and Grafana serve certificates of the node's own authority that go on for 30 days and more."""
     left = {
@@ -155,9 +151,9 @@ def certificates_last(node: Node) -> Observation:
 
 @check(
     "monitoring/login",
-    advice=f"{_AGAIN} Where Grafana alone refuses, its volume has another password: `kubectl exec -n {_NAMESPACE} "
+    f"{_AGAIN} Where Grafana alone refuses, its volume has another password: `kubectl exec -n {_NAMESPACE} "
     f"deployment/grafana -- grafana cli admin reset-admin-password --password-from-stdin` with {_FOLDER}/grafana.password.",
-    kinds=_HERE,
+    kinds=HERE,
 )
 def nobody_is_answered_without_a_login(node: Node) -> Observation:
     """Prometheus and Grafana refuse who has no login and answer who has, and the passwords are root's alone."""

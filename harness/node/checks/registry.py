@@ -1,22 +1,24 @@
-"""How a check is written, and the list of all of them.
+"""How a check is written: a function that takes a ``Node``, looks, and returns an ``Observation``.
 
-A check is a function that takes a ``Node``, looks, and returns an ``Observation``. It raises
-``NotApplicableError`` where this node cannot be judged by it, and ``CannotLookError`` where what it must look at
+It raises ``NotApplicableError`` where this node cannot be judged by it, and ``CannotLookError`` where what it must look at
 cannot be read: that is a failure, never a pass.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from harness.node.expected import Expected
 from harness.node.machine import Machine
 
-CONTROL_PLANE = "control_plane"
-WORKER = "worker"
+CONTROL_PLANE, WORKER = "control_plane", "worker"
+HERE, EVERYWHERE = frozenset({CONTROL_PLANE}), frozenset({CONTROL_PLANE, WORKER})
 _HOME_FIELD = 5
 
 
@@ -35,6 +37,31 @@ class Observation:
     ok: bool
     expected: str
     found: str
+
+
+def same(wanted: object, seen: object) -> Observation:
+    """Well where both are the same."""
+    return Observation(seen == wanted, str(wanted), str(seen))
+
+
+def no(bad: Iterable[object], expected: str) -> Observation:
+    """Well where nothing is on the list of what is wrong."""
+    return Observation(not bad, expected, listed(bad))
+
+
+def needs(condition: object, otherwise: str) -> None:
+    """Raise NotApplicableError, with the reason, where a check's condition does not hold."""
+    if not condition:
+        raise NotApplicableError(otherwise)
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what has not the form that it should have into a CannotLookError, which says ``what`` that is."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise CannotLookError(f"{what}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +96,11 @@ class Node:
         """Where a user of the machine is at home."""
         return self.output("getent", "passwd", user).split(":")[_HOME_FIELD]
 
+    def executable(self, path: object) -> bool:
+        """Whether there is a program at a path, if it is one."""
+        state = self.machine.stat(str(path)) if path else None
+        return state is not None and bool(state.mode & 0o111)
+
     def private(self, path: str, owner: str = "root") -> tuple[bool, str]:
         """Whether a file is its owner's alone (mode 0600), and path, mode and owner in words."""
         state = self.machine.stat(path)
@@ -85,10 +117,8 @@ class Node:
 
     def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
         """Objects of one kind."""
-        try:
+        with reading(f"kubectl gave no list of {kind}"):
             items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "--output=json"))["items"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CannotLookError(f"kubectl gave no list of {kind}: {error}") from error
         return items
 
 
@@ -103,6 +133,7 @@ class NodeCheck:
         name: ``area/subject``; the area is what ``--only`` selects by.
         unit: systemd unit whose journal explains a failure; empty: none does.
         kinds: kinds of node it judges.
+        when: raises NotApplicableError for a node that it does not judge; None: it judges every one.
     """
 
     name: str
@@ -110,23 +141,35 @@ class NodeCheck:
     advice: str
     unit: str
     kinds: frozenset[str]
+    when: Callable[[Node], object] | None
 
     @property
     def area(self) -> str:
         """First part of the name."""
         return self.name.partition("/")[0]
 
+    def look(self, node: Node) -> Observation:
+        """What it sees. Raises NotApplicableError and CannotLookError."""
+        if self.when is not None:
+            self.when(node)
+        return self.function(node)
+
 
 _checks: list[NodeCheck] = []
 
 
 def check(
-    name: str, *, advice: str, unit: str = "", kinds: tuple[str, ...] = (CONTROL_PLANE, WORKER)
+    name: str,
+    advice: str,
+    *,
+    unit: str = "",
+    kinds: frozenset[str] = EVERYWHERE,
+    when: Callable[[Node], object] | None = None,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Put a function on the list of checks."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        _checks.append(NodeCheck(name, function, advice, unit, frozenset(kinds)))
+        _checks.append(NodeCheck(name, function, advice, unit, kinds, when))
         return function
 
     return register
@@ -137,7 +180,6 @@ def registered() -> tuple[NodeCheck, ...]:
     return tuple(_checks)
 
 
-def listed(values: object) -> str:
+def listed(values: Iterable[object]) -> str:
     """A collection in words: sorted, comma-separated, ``none`` when empty."""
-    items = sorted(str(value) for value in values)  # type: ignore[attr-defined] # any iterable, dict included
-    return ", ".join(items) or "none"
+    return ", ".join(sorted(map(str, values))) or "none"

@@ -15,9 +15,8 @@ from typing import TypeVar
 import pytest
 
 from harness.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError, UsageError
-from harness.node.events import NodeEvent, TaskEnded, TaskOutcome, TaskStarted
+from harness.node.events import NodeEvent, RunStatus, RunSummary, TaskEnded, TaskOutcome, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
-from harness.node.summary import RunStatus, RunSummary
 from harness.supervisor import descendants
 from tests.support.module_python import module_python
 

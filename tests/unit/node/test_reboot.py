@@ -5,9 +5,8 @@ import pytest
 
 from harness.errors import NodeError, StorageError, UsageError
 from harness.node import reboot
-from harness.node.events import NodeEvent
+from harness.node.events import NodeEvent, RunStatus, RunSummary, TaskRecord
 from harness.node.reboot import BootState, RebootTest, compare, unconverged
-from harness.node.summary import RunStatus, RunSummary, TaskRecord
 from harness.node.verify import CheckResult, NodeVerdict, VerifyRequest
 
 GOOD = CheckResult("swap/now", ok=True, expected="none", found="none")
