@@ -1,11 +1,16 @@
-"""What a process sees of the machine below it: inside a container these are the machine's facts, and the container's limits."""
+"""What a process sees of the machine below it: the machine's facts and the container's limits; and signals that it handles."""
 
 from __future__ import annotations
 
 import os
 import platform
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 
 from harness.cgroup import Cgroup
 
@@ -39,3 +44,22 @@ def _field(path: str, name: str) -> str | None:
         if key.strip() == name:
             return value.strip()
     return None
+
+
+@contextmanager
+def handled_signals(
+    numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Handle signals while this is open, in the main thread alone; one that is ignored (under nohup) stays so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, previous in before.items():
+        if previous is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
@@ -18,6 +17,7 @@ from harness.campaign.plan import estimate, expand
 from harness.campaign.planners import planner_of
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
+from harness.host import handled_signals
 from harness.metrics.nvml import NvmlGpus
 from harness.results.manifest import Manifest, Status, Verdict, read_manifest
 from harness.results.verification import verify_experiment
@@ -89,7 +89,7 @@ class CampaignRunner:
         with self._folder.lock():
             journal = Journal(self._folder.state)
             try:
-                with self._signals():
+                with handled_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal):
                     return self._run(journal, again)
             finally:
                 journal.close()
@@ -222,27 +222,10 @@ class CampaignRunner:
                 advice=f"Go on with: harness resume {self._folder.path}",
             )
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """SIGINT, SIGTERM and SIGHUP interrupt in good order; a second one ends at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-        # Under nohup a hang-up is ignored, and has to stay so.
-        previous = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
-
-        def handle(number: int, _frame: FrameType | None) -> None:
-            self.interrupt()
-            signal.signal(number, signal.SIG_DFL)
-
-        for number in previous:
-            signal.signal(number, handle)
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """End in good order; a second signal ends at once."""
+        self.interrupt()
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _images(experiment: ExperimentSpec) -> tuple[str, str]:

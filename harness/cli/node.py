@@ -1,6 +1,7 @@
 """Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
 import difflib
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -153,9 +154,8 @@ def reboot_test(
 ) -> None:
     """Prove that the nodes survive a reboot: judge, reboot, judge again, converge again with nothing changed."""
     from harness.cli.progress import task_listener
-    from harness.node.reboot import RebootTest
     from harness.node.runner import find_project
-    from harness.node.verify import VerifyRequest
+    from harness.node.verify import RebootTest, VerifyRequest
 
     if before and after:
         raise UsageError("--before and --after are the two halves of one test.", advice="Give one of them.")
@@ -200,11 +200,11 @@ def offline_list(
 
     wanted = collect(find_project(), inventory=inventory, kinds=only or ())
     if fetch is not None:
-        from harness.node.fetch import fetch_all
+        from harness.node.offline import fetch_all
 
         fetch_all(wanted, fetch, say=output.note)
     if json:
-        output.document(wanted.to_dict())
+        output.document(asdict(wanted))
     else:
         for line in wanted.lines():
             output.result(line)

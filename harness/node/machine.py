@@ -1,7 +1,6 @@
 """A machine as the checks see it: files, units, packages and commands, all read-only.
 
-``connect`` gives a real one, reached the way the playbooks reach it:
-locally or over one ssh connection, as root.
+``connect`` gives a real one, reached the way the playbooks reach it: locally or over one ssh connection, as root.
 """
 
 from __future__ import annotations
@@ -37,13 +36,7 @@ class CommandOutput:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """A path, links followed.
-
-    Attributes:
-        kind: as ``stat`` names it: regular file, directory, socket...
-        mode: octal permission bits, e.g. 0o600.
-        changed_at_s: last change of content or attributes, seconds since the epoch.
-    """
+    """A path, links followed: its kind as ``stat`` names it, and the last change of content or attributes since the epoch."""
 
     kind: str
     mode: int
@@ -53,14 +46,7 @@ class FileState:
 
 @dataclass(frozen=True, slots=True)
 class UnitState:
-    """A systemd unit.
-
-    Attributes:
-        load: loaded, masked, not-found...
-        active: active, inactive, failed, activating...
-        enabled: enabled, disabled, masked, static, or empty where there is no such unit.
-        started_at_s: start of its main process, seconds since the epoch; None where it has none.
-    """
+    """A systemd unit in systemd's words; ``started_at_s``: start of its main process since the epoch, None where it has none."""
 
     load: str
     active: str
@@ -133,19 +119,16 @@ class TestinfraMachine(Machine):
     def command(self, *arguments: str) -> CommandOutput:
         """Run it, once however often it is asked."""
         if arguments not in self._asked:
-            self._asked[arguments] = self._ask(arguments)
+            try:
+                result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
+            except RuntimeError as error:  # what testinfra raises when ssh itself fails
+                said = getattr(error.args[0], "stderr", str(error)).strip() if error.args else "nothing"
+                raise NodeUnreachableError(
+                    f"The node did not answer while it was judged: {said}",
+                    advice="Check that it is up and that `ssh` to it works without a question.",
+                ) from error
+            self._asked[arguments] = CommandOutput(result.rc, result.stdout, result.stderr)
         return self._asked[arguments]
-
-    def _ask(self, arguments: tuple[str, ...]) -> CommandOutput:
-        try:
-            result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
-        except RuntimeError as error:  # what testinfra raises when ssh itself fails
-            said = getattr(error.args[0], "stderr", str(error)).strip() if error.args else "nothing"
-            raise NodeUnreachableError(
-                f"The node did not answer while it was judged: {said}",
-                advice="Check that it is up and that `ssh` to it works without a question.",
-            ) from error
-        return CommandOutput(result.rc, result.stdout, result.stderr)
 
 
 def unit_state(text: str) -> UnitState:
@@ -180,7 +163,8 @@ def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator
     Raises UsageError where the host is unknown or root's rights cannot be had, NodeUnreachableError where it does
     not answer.
     """
-    with _ansible_environment(project), tempfile.TemporaryDirectory(prefix="harness-ssh-") as sockets:
+    ours = {"ANSIBLE_CONFIG": str(project / "ansible.cfg"), "PATH": path_with_ours()}
+    with _environment(ours), tempfile.TemporaryDirectory(prefix="harness-ssh-") as sockets:
         native = _native_host(host, inventory)
         _share_connection(native, sockets)
         if TestinfraMachine(native).command("id", "-u").stdout.strip() != "0":
@@ -193,7 +177,9 @@ def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator
         try:
             yield TestinfraMachine(native)
         finally:
-            _end_connection(sockets)
+            for socket in Path(sockets).iterdir():
+                end = ["ssh", "-O", "exit", "-o", f"ControlPath={socket}", "node"]
+                subprocess.run(end, capture_output=True, check=False)
 
 
 def _native_host(host: str, inventory: Path | None) -> Host:
@@ -226,25 +212,14 @@ def _share_connection(native: Host, sockets: str) -> None:
     native.backend.ssh_extra_args = arguments
 
 
-def _end_connection(sockets: str) -> None:
-    for socket in Path(sockets).iterdir():
-        subprocess.run(["ssh", "-O", "exit", "-o", f"ControlPath={socket}", "node"], capture_output=True, check=False)
-
-
 @contextmanager
-def _ansible_environment(project: Path) -> Iterator[None]:
-    """The environment in which testinfra finds `ansible-inventory` and our `ansible.cfg`."""
-    wanted = {
-        "ANSIBLE_CONFIG": str(project / "ansible.cfg"),
-        "PATH": path_with_ours(),
-    }
-    before = {name: os.environ.get(name) for name in wanted}
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables while this is open."""
+    before = {name: os.environ.pop(name, None) for name in wanted}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in wanted:
+            os.environ.pop(name)
+        os.environ.update({name: value for name, value in before.items() if value is not None})

@@ -1,15 +1,10 @@
-"""ansible-runner behind one class.
+"""ansible-runner behind one class, which mends what goes wrong with a plain ``ansible_runner.run``.
 
-What it takes care of, each one a way in which a plain ``ansible_runner.run`` goes wrong:
-
-- it writes environment, variables and passwords into a folder and leaves it: here every run has a
-  fresh folder of mode 0700, in memory where the system has ``/dev/shm``, and removes it;
-- handlers run inside the loop that reads Ansible's output, so that slow ones time the run out: here
-  events are queued and the listener runs in the caller's thread;
-- it replaces the process's signal handlers for good: here they are restored;
-- cancelling kills Ansible's process group, and Ansible's workers, each in a session of its own,
-  live on: here the run is under a supervisor (see ``supervisor``);
-- it turns ssh's host key checking off: here the project's ``ansible.cfg`` decides.
+- It leaves a folder with environment, variables and passwords: here it is in memory where there is ``/dev/shm``, and removed.
+- Its handlers run in the loop that reads Ansible's output: here the listener runs in the caller's thread, and may be slow.
+- It replaces the process's signal handlers for good: here they are restored.
+- Cancelling lets Ansible's workers live on, each in a session of its own: here the run is under a supervisor.
+- It turns ssh's host key checking off: here the project's ``ansible.cfg`` decides.
 """
 
 from __future__ import annotations
@@ -25,8 +20,8 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -35,6 +30,7 @@ from typing import Any
 from harness import supervisor
 from harness.data import data_path
 from harness.errors import NodeInterruptedError, PlaybookError, UsageError
+from harness.host import handled_signals
 from harness.node.events import Listener, NodeEvent, RunSummary, SummaryBuilder, TaskEnded, translate
 
 _MARK = "site.yml"
@@ -97,14 +93,18 @@ class NodeRunner:
     def _run_in(self, folder: Path, request: RunRequest) -> RunSummary:
         summary = SummaryBuilder(str(request.playbook), request.check, time.time())
         process = _AnsibleProcess(folder, self._config(folder, request), request.timeout_s)
-        with _stop_signals(process):
-            process.start()
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            process.interrupted = True
+
+        with handled_signals((signal.SIGINT, signal.SIGTERM), stop):
+            process.thread.start()
             try:
-                for event in process.events():
+                while (event := process.events.get()) is not None:
                     summary.add(event)
                     self._listener(event)
             except BaseException:
-                process.interrupt()  # a listener that fails leaves nothing running behind
+                process.interrupted = True  # a listener that fails leaves nothing running behind
                 raise
             finally:
                 exit_code = process.join()
@@ -222,36 +222,23 @@ def _refuse_what_cannot_run(project: Path, request: RunRequest) -> None:
 
 
 class _AnsibleProcess:
-    """One process of ansible-playbook, under its supervisor, and the thread that reads it."""
+    """One process of ansible-playbook, under its supervisor, and the thread that reads it: ``events`` until None.
+
+    ``interrupted``: set it to end the run soon, also from a signal handler.
+    """
 
     def __init__(self, folder: Path, config: Any, timeout_s: float | None) -> None:
-        self.interrupted = False
-        self.timed_out = False
-        self._folder = folder
-        self._config = config
+        self.interrupted = self.timed_out = self._stopped = False
+        self.events: queue.SimpleQueue[NodeEvent | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._read, name="ansible", daemon=True)
+        self._folder, self._config = folder, config
         self._deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        self._queue: queue.SimpleQueue[NodeEvent | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._exit_code = 0
-        self._stopped = False
-        self._thread = threading.Thread(target=self._read, name="ansible", daemon=True)
-
-    def start(self) -> None:
-        """Start the process and the thread that reads it."""
-        self._thread.start()
-
-    def interrupt(self) -> None:
-        """End the run soon; safe to call from a signal handler."""
-        self.interrupted = True
-
-    def events(self) -> Iterator[NodeEvent]:
-        """Every event, until the run has ended."""
-        while (event := self._queue.get()) is not None:
-            yield event
 
     def join(self) -> int:
         """Exit code of the process; raises what the reading thread raised."""
-        self._thread.join()
+        self.thread.join()
         if self._failure is not None:
             raise PlaybookError(f"ansible-runner failed: {self._failure}") from self._failure
         return self._exit_code
@@ -260,23 +247,19 @@ class _AnsibleProcess:
         from ansible_runner import Runner
 
         try:
-            runner = Runner(
-                self._config,
-                event_handler=self._take,
-                status_handler=_remove_command_file,
-                cancel_callback=self._watch,
-            )
+            handlers = {"event_handler": self._take, "status_handler": _remove_command_file}
+            runner = Runner(self._config, cancel_callback=self._watch, **handlers)
             runner.run()
             self._exit_code = 1 if runner.rc is None else int(runner.rc)
         except BaseException as error:  # noqa: BLE001 - a thread must hand over whatever ended it
             self._failure = error
         finally:
-            self._queue.put(None)
+            self.events.put(None)
 
     def _take(self, raw: dict[str, Any]) -> bool:
         event = translate(raw)
         if event is not None:
-            self._queue.put(event)
+            self.events.put(event)
         return False  # keep no copy on disk
 
     def _watch(self) -> bool:
@@ -306,21 +289,3 @@ def _remove_command_file(status: dict[str, Any], runner_config: Any) -> None:
     """The file `command` holds the whole environment; it is written just before the run begins."""
     if status["status"] == "running":
         Path(runner_config.artifact_dir, "command").unlink(missing_ok=True)
-
-
-@contextmanager
-def _stop_signals(process: _AnsibleProcess) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run while this is open; afterwards they do what they did before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        process.interrupt()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,28 +1,31 @@
-"""Judge a node: run every check that applies, once or until all pass, and every role's own verification.
+"""Judge a node: run every check that applies, once or until all pass, and every role's own verification; and the reboot test.
 
 The same node gives the same checks before and after a reboot; only what is applicable is judged, and what is not is
-named with its reason.
+named with its reason. A machine cannot reboot itself and watch: for the one we are on, the test has two halves.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from harness.errors import NodeUnreachableError, UsageError
+from harness.errors import NodeError, NodeUnreachableError, StorageError, UsageError
 from harness.node.checks import Node, NodeCheck, registered
-from harness.node.checks.registry import CannotLookError, NotApplicableError
+from harness.node.checks.registry import CannotLookError, NotApplicableError, Observation
+from harness.node.events import Listener, RunSummary
 from harness.node.expected import VARIABLES, Expected
-from harness.node.machine import Machine, connect
+from harness.node.machine import connect
 from harness.node.runner import NodeRunner, RunRequest, resolve
 
 ROLES_AREA = "roles"
-VERIFY_PLAYBOOK = Path("playbooks/verify.yml")
+VERIFY_PLAYBOOK, REBOOT_PLAYBOOK, SITE = Path("playbooks/verify.yml"), Path("playbooks/reboot.yml"), Path("site.yml")
 _JOURNAL_LINES = 20
+_SHOWN_CHANGES = 10
 _RETRY_S = 5.0
 
 
@@ -101,10 +104,10 @@ def verify(project: Path, request: VerifyRequest) -> list[NodeVerdict]:
     """
     checks = selected(request.areas)
     variables = resolve(project, VARIABLES, inventory=request.inventory, limit=request.limit)
-    verdicts = []
-    for host, values in variables.items():
-        expected = Expected.from_variables(values)
-        verdicts.append(_judge_until(project, host, expected, checks, request))
+    verdicts = [
+        _judge_until(project, host, Expected.from_variables(values), checks, request)
+        for host, values in variables.items()
+    ]
     if not request.areas or ROLES_AREA in request.areas:
         _ask_roles(project, request, verdicts)
     return verdicts
@@ -127,11 +130,10 @@ def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[NodeVer
     summary = NodeRunner(project).run(play)
     for verdict in verdicts:
         failures = [record for record in summary.failures if record.host in ("", verdict.host)]
-        failed = "; ".join(f"{record.role} {record.task}: {record.error}" for record in failures)
+        failed = "; ".join(f"{record.role} {record.task}: {record.error}" for record in failures) or "all passed"
         advice = "Run `harness provision`; the task's own words say what is missing." if failures else ""
-        ok = not failures
         expected = "every role's own verification passes"
-        verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", ok, expected, failed or "all passed", advice))
+        verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", not failures, expected, failed, advice))
 
 
 def judge(host: str, node: Node, checks: Sequence[NodeCheck]) -> NodeVerdict:
@@ -154,16 +156,11 @@ def run_check(check: NodeCheck, node: Node) -> CheckResult:
     try:
         seen = check.look(node)
     except CannotLookError as reason:
-        purpose = (check.function.__doc__ or "").splitlines()[0].rstrip(".")
-        return _failed(check, node.machine, purpose, str(reason))
+        seen = Observation(False, (check.function.__doc__ or "").splitlines()[0].rstrip("."), str(reason))
     if seen.ok:
         return CheckResult(check.name, ok=True, expected=seen.expected, found=seen.found)
-    return _failed(check, node.machine, seen.expected, seen.found)
-
-
-def _failed(check: NodeCheck, machine: Machine, expected: str, state: str) -> CheckResult:
-    journal = machine.journal(check.unit, _JOURNAL_LINES) if check.unit else []
-    return CheckResult(check.name, ok=False, expected=expected, found=state, advice=check.advice, journal=journal)
+    journal = node.machine.journal(check.unit, _JOURNAL_LINES) if check.unit else []
+    return CheckResult(check.name, False, seen.expected, seen.found, check.advice, journal)
 
 
 def _judge_until(
@@ -195,3 +192,146 @@ def until_ok(once: Callable[[], NodeVerdict], *, wait_s: float, retry_s: float =
             if verdict.ok or last:
                 return verdict
         time.sleep(retry_s)
+
+
+@dataclass(frozen=True, slots=True)
+class BootState:
+    """What has to be the same after a reboot, and the boot id, which has not."""
+
+    host: str
+    boot_id: str
+    checks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RebootReport:
+    """What the reboot test found.
+
+    Attributes:
+        reboot_s: seconds of the reboot itself, until the machine answered; None when somebody else rebooted it.
+        recovery_s: seconds from then until nothing failed any more (or the waiting was over).
+    """
+
+    before: Sequence[BootState]
+    after: Sequence[NodeVerdict]
+    reboot_s: float | None
+    recovery_s: float
+    converge: RunSummary
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the node survived."""
+        return not self.problems
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        after = [verdict.to_dict() for verdict in self.after]
+        return {"ok": self.ok, **asdict(self), "after": after, "converge": self.converge.to_dict()}
+
+
+@dataclass(slots=True)
+class RebootTest:
+    """The test, step by step."""
+
+    project: Path
+    request: VerifyRequest
+    listener: Listener
+    step: Callable[[str], None]
+    become_password: str | None = None
+
+    def run(self) -> RebootReport:
+        """All of it, for nodes that are not the machine we are on.
+
+        Raises UsageError for a node reached by connection local, NodeError where a node is unwell before or does not
+        come back.
+        """
+        self._refuse_local()
+        before = self._state()
+        self.step("rebooting")
+        started_s = time.monotonic()
+        self._play(REBOOT_PLAYBOOK).require_ok()
+        return self._after(before, reboot_s=time.monotonic() - started_s)
+
+    def save_state(self, path: Path) -> None:
+        """First half: judge, and write down what has to be the same after the reboot."""
+        state = [asdict(state) for state in self._state()]
+        try:
+            path.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error}", advice="Name another file.") from error
+
+    def compare_state(self, path: Path) -> RebootReport:
+        """Second half, after the reboot. Raises UsageError where the file is none of ours."""
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            before = [BootState(state["host"], state["boot_id"], tuple(state["checks"])) for state in saved]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path} is no state saved before a reboot: {error}", advice="Begin with --before."
+            ) from error
+        return self._after(before, reboot_s=None)
+
+    def _refuse_local(self) -> None:
+        names = ("ansible_connection",)
+        hosts = resolve(self.project, names, inventory=self.request.inventory, limit=self.request.limit)
+        if local := [host for host, values in hosts.items() if values["ansible_connection"] == "local"]:
+            raise UsageError(
+                f"{', '.join(local)} is the machine this runs on, and a machine cannot watch its own reboot.",
+                advice="Use --before FILE, reboot, then --after FILE; or run this from another machine, over ssh.",
+            )
+
+    def _state(self) -> list[BootState]:
+        self.step("judging before the reboot")
+        verdicts = verify(self.project, replace(self.request, wait_s=0.0))
+        for verdict in verdicts:
+            if not verdict.ok:
+                raise NodeError(
+                    f"{verdict.host} is not well before the reboot: {verdict.failed[0]}",
+                    advice="Run `harness provision`, then `harness verify-node`, until nothing fails.",
+                )
+        return [
+            BootState(verdict.host, verdict.boot_id, tuple(check.name for check in verdict.checks))
+            for verdict in verdicts
+        ]
+
+    def _after(self, before: Sequence[BootState], *, reboot_s: float | None) -> RebootReport:
+        self.step(f"judging after the reboot (for up to {self.request.wait_s:.0f} s)")
+        started_s = time.monotonic()
+        after = verify(self.project, self.request)
+        recovery_s = time.monotonic() - started_s
+        self.step("converging again: nothing may change")
+        converge = self._play(SITE)
+        problems = [*compare(before, after), *unconverged(converge)]
+        return RebootReport(before, after, reboot_s, recovery_s, converge, problems)
+
+    def _play(self, playbook: Path) -> RunSummary:
+        runner = NodeRunner(self.project, listener=self.listener, become_password=self.become_password)
+        return runner.run(RunRequest(playbook, inventory=self.request.inventory, limit=self.request.limit))
+
+
+def compare(before: Sequence[BootState], after: Sequence[NodeVerdict]) -> list[str]:
+    """What is wrong with the nodes after the reboot, in sentences."""
+    problems = []
+    now = {verdict.host: verdict for verdict in after}
+    for state in before:
+        verdict = now.get(state.host)
+        if verdict is None:
+            problems.append(f"{state.host} was judged before the reboot and not after it.")
+            continue
+        if verdict.boot_id == state.boot_id:
+            problems.append(f"{state.host} has not rebooted: its boot id is still {state.boot_id}.")
+        lost = set(state.checks) - {check.name for check in verdict.checks}
+        if lost:
+            problems.append(f"{state.host} is no longer judged by {', '.join(sorted(lost))}.")
+        problems += [f"{state.host}: {check}" for check in verdict.failed]
+    return problems
+
+
+def unconverged(summary: RunSummary) -> list[str]:
+    """What the run after the reboot did that it should not have had to do."""
+    problems = [f"Converging again failed: {record.host} {record.task}: {record.error}" for record in summary.failures]
+    if summary.changed:
+        tasks = [f"{record.role}: {record.task} ({record.host})" for record in summary.changes[:_SHOWN_CHANGES]]
+        problems.append(f"Converging again changed {summary.changed} things: {'; '.join(tasks)}.")
+    return problems

@@ -15,9 +15,18 @@ from typing import Any
 import pytest
 
 from harness.errors import UsageError
-from harness.node import fetch
-from harness.node.fetch import FetchError, choose, fetch_all, fetch_file, release_sums
-from harness.node.offline import OfflineList, Package, RemoteFile, Repository
+from harness.node import offline
+from harness.node.offline import (
+    FetchError,
+    OfflineList,
+    Package,
+    RemoteFile,
+    Repository,
+    choose,
+    fetch_all,
+    fetch_file,
+    release_sums,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -80,7 +89,7 @@ class Upstream:
 
 @pytest.fixture
 def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
-    monkeypatch.setattr(fetch, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(offline, "_PAUSE_S", 0.01)
     monkeypatch.delenv("http_proxy", raising=False)
     server = Upstream()
     yield server

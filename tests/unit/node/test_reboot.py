@@ -4,10 +4,9 @@ from pathlib import Path
 import pytest
 
 from harness.errors import NodeError, StorageError, UsageError
-from harness.node import reboot
+from harness.node import verify
 from harness.node.events import NodeEvent, RunStatus, RunSummary, TaskRecord
-from harness.node.reboot import BootState, RebootTest, compare, unconverged
-from harness.node.verify import CheckResult, NodeVerdict, VerifyRequest
+from harness.node.verify import BootState, CheckResult, NodeVerdict, RebootTest, VerifyRequest, compare, unconverged
 
 GOOD = CheckResult("swap/now", ok=True, expected="none", found="none")
 BAD = CheckResult("swap/now", ok=False, expected="none", found="/swap.img", advice="turn it off")
@@ -25,7 +24,7 @@ def run(*, changed: int = 0, failures: Sequence[TaskRecord] = ()) -> RunSummary:
     return RunSummary("site.yml", status, False, "", 1.0, {"n": counts}, tuple(failures), changes, (), ())
 
 
-BEFORE = BootState.of(verdict("one", GOOD, OTHER))
+BEFORE = BootState("n", "one", ("swap/now", "crio/service"))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +61,8 @@ class Story:
         self.runs: list[str] = []
         self.steps: list[str] = []
         self.second = run()
-        monkeypatch.setattr(reboot, "verify", self._verify)
-        monkeypatch.setattr(reboot, "resolve", lambda *_, **__: {"n": {"ansible_connection": connection}})
+        monkeypatch.setattr(verify, "verify", self._verify)
+        monkeypatch.setattr(verify, "resolve", lambda *_, **__: {"n": {"ansible_connection": connection}})
         monkeypatch.setattr(RebootTest, "_play", self._play)
 
     def _verify(self, _project: Path, request: VerifyRequest) -> list[NodeVerdict]:
