@@ -57,7 +57,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         )
         advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
         findings.append(Issue(IssueLevel.WARNING, "pod monitor", message, advice))
-    lends = f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit"
+    lends = f"lend {spec.slice_resource}" if spec.slice_resource else "fit"
     if spec.by_claims:
         lends = "have GPUs for claims"
     rows = {

@@ -16,15 +16,10 @@ from typing import Any, ClassVar
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.sharing import device_plugin
-from harness.sharing.device_plugin import (
-    CONFIG_LABEL,
-    MIG_CONFIG_LABEL,
-    MIG_STATE_LABEL,
-    AsLent,
-    Configuration,
-)
+from harness.sharing.device_plugin import CONFIG_LABEL, MIG_CONFIG_LABEL, Configuration
 from harness.sharing.dra import Dra
-from harness.sharing.mode import ClusterApi, ClusterSharing, Notify, Object, unheard
+from harness.sharing.lending import Lending, check_sharing, divided, in_words, lending
+from harness.sharing.mode import ClusterApi, ClusterSharing, Notify, Object, PodSharing, unheard
 from harness.sharing.modes import mode_of
 from harness.sharing.node import (
     GPU_COUNT_LABEL,
@@ -35,12 +30,15 @@ from harness.sharing.node import (
     holders,
     labels,
     name,
+    notes,
     offered,
     resources,
+    selected,
     takes,
 )
 from harness.spec import ExperimentSpec, KubernetesSpec
 
+MIG_STATE_LABEL = "nvidia.com/mig.config.state"
 SWITCHED = "gpu-sharing-harness/switched"
 """On a node: by which campaign, what the labels were and what they were set to, and how many GPUs it has."""
 LOOK_S = 0.5
@@ -62,6 +60,39 @@ def cluster_sharing(spec: KubernetesSpec, campaign_id: str = "", clock: Clock | 
 
 
 @dataclass(slots=True)
+class AsLent(ClusterSharing):
+    """The GPUs as the device plugin lends them when the campaign begins."""
+
+    fixed_slices: ClassVar[bool] = True
+    log_advice: ClassVar[str] = "Say what there is in `sharing`, or switch the cluster: harness sharing MODE."
+
+    def check(self, api: ClusterApi, nodes: Sequence[Object], experiments: Sequence[ExperimentSpec]) -> Iterable[Issue]:
+        """Whether the GPUs are shared as the experiments say."""
+        wanted = [node for node in nodes if selected(node, self.spec)]
+        return check_sharing(wanted, api.list(PODS), self.spec, experiments)
+
+    def observe(
+        self,
+        api: ClusterApi,
+        experiment: ExperimentSpec,  # noqa: ARG002 - a node may show several modes, or none
+        nodes: Sequence[Object],
+        pods: Sequence[Object],
+        statuses: Sequence[Object],
+    ) -> list[PodSharing]:
+        """By each pod's node, its device plugin where pods of others may be read, and what the pod sees."""
+        try:
+            around = api.list(PODS)
+        except ClusterError:
+            around = []
+        by_node = {name(node): lending(node, around, self.spec) for node in nodes}
+        shown = [by_node.get(str(pod["spec"].get("nodeName")), Lending(frozenset())) for pod in pods]
+        return [
+            PodSharing(how.in_words(status), how.slices, denied=how.denied)
+            for how, status in zip(shown, statuses, strict=True)
+        ]
+
+
+@dataclass(slots=True)
 class SwitchedPlugin(AsLent):
     """The device plugin, told anew for each mode.
 
@@ -75,7 +106,6 @@ class SwitchedPlugin(AsLent):
     believed: str = ""
 
     fixed_slices: ClassVar[bool] = False
-    sets_mode: ClassVar[bool] = True
     log_advice: ClassVar[str] = (
         "The device plugin lent its slices before it was told: read the log of its config manager."
     )
@@ -258,9 +288,9 @@ class SwitchedPlugin(AsLent):
             return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
             return f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
-        seen = device_plugin.observed(node, pods, self.spec)
+        seen = lending(node, pods, self.spec).modes
         if seen and wanted.mode not in seen:
-            return f"node {place} shows {device_plugin.in_words(seen)} and not {wanted.mode.value}"
+            return f"node {place} shows {in_words(seen)} and not {wanted.mode.value}"
         if mode.concurrent and not any(_runs_daemon(pod) for pod in pods):
             return f"no MPS control daemon is ready on node {place}"
         return ""
@@ -280,13 +310,13 @@ def gpus(node: Object, configurations: Sequence[Configuration], spec: Kubernetes
     noted = _note(node).get("gpus")
     if noted is not None:
         return int(noted)
-    if device_plugin.divided(labels(node), spec):
+    if divided(node, spec):
         return None
     count = str(labels(node).get(GPU_COUNT_LABEL, ""))
     if count.isdigit():
         return int(count)
     current = next((entry for entry in configurations if entry.name == labels(node).get(CONFIG_LABEL)), None)
-    if current is None or mode_of(current.mode).own_instance:
+    if current is None or current.single:  # where GPUs may be divided
         return None
     return offered(node, spec, "capacity") // current.slices or None
 
@@ -324,7 +354,7 @@ def _claimed(node: Object, campaign_id: str) -> BackendError | None:
 
 def _note(node: Object) -> dict[str, Any]:
     """What a campaign wrote onto a node; empty where none did."""
-    text = (node["metadata"].get("annotations") or {}).get(SWITCHED)
+    text = notes(node).get(SWITCHED)
     try:
         note = json.loads(text) if text else {}
         return note if {"by", "before", "set"} <= set(note) else {}

@@ -192,9 +192,13 @@ class SharingMode:
     def contradiction(self, status: Object) -> str:
         """What a replica says of itself that is not so under this mode; empty: nothing."""
         under = status.get("mps_pipe_directory")  # an image of before does not tell
-        if under is None or bool(under) is self.concurrent:
-            return ""
-        return f"runs {'under' if under else 'without'} MPS"
+        if under is not None and bool(under) is not self.concurrent:
+            return f"runs {'under' if under else 'without'} MPS"
+        device = str(status.get("device_name") or "")
+        on_instance = " MIG " in device
+        if status.get("device") == "cuda" and device and (self.own_gpu if on_instance else self.own_instance):
+            return f"computes on {device}, {'one instance of a GPU' if on_instance else 'a whole GPU'}"
+        return ""
 
 
 class ClusterApi(Protocol):
@@ -218,11 +222,15 @@ class ClusterApi(Protocol):
 
 
 class PodSharing(NamedTuple):
-    """How a pod is seen to have its GPU: the mode in words, slices of each GPU of its node, its claim; empty: not shown."""
+    """How a pod is seen to have its GPU: the mode in words, slices of each GPU of its node, its claim; empty: not shown.
+
+    ``denied``: what says otherwise of its node.
+    """
 
     mode: str = ""
     slices: int | None = None
     claim: str = ""
+    denied: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -238,7 +246,6 @@ class ClusterSharing(ABC):
 
     fixed_slices: ClassVar[bool] = False
     """What the nodes lend has to be enough as it is."""
-    sets_mode: ClassVar[bool] = True
     log_advice: ClassVar[str] = ""
     """Where to read why a replica is under another mode."""
 

@@ -30,6 +30,11 @@ def labels(item: Object) -> Mapping[str, str]:
     return item["metadata"].get("labels") or {}
 
 
+def notes(item: Object) -> Mapping[str, str]:
+    """Annotations of an object."""
+    return item["metadata"].get("annotations") or {}
+
+
 def condition(item: Object, kind: str) -> Object:
     """A condition of an object; empty when it has none of that kind."""
     conditions = (item.get("status") or {}).get("conditions") or []
@@ -60,7 +65,7 @@ def resources(node: Object, kind: str = "allocatable") -> Mapping[str, Any]:
 
 def offered(node: Object, spec: KubernetesSpec, kind: str = "allocatable") -> int:
     """How many of the campaign's GPU resource a node lends, or has."""
-    return int(resources(node, kind).get(spec.gpu_resource, 0))
+    return int(resources(node, kind).get(spec.gpu_resource or "", 0))
 
 
 def selected(node: Object, spec: KubernetesSpec) -> bool:

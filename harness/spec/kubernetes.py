@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
@@ -10,6 +11,7 @@ import harness
 from harness.spec.model import Count, StrictModel, Text, UpToADay, VariableName
 from harness.spec.pods import ImageReference, Namespaced, ObjectName, PodSettings
 
+ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
 IMAGE = f"localhost/gpu-sharing-harness/workload:{harness.__version__}"
 
 
@@ -100,7 +102,15 @@ class KubernetesSpec(PodSettings):
         WorkloadKind.DEPLOYMENT,
         description="deployment, or job: pods that end by themselves when the experiment's time is over.",
     )
-    gpu_resource: str = Field("nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Of a slice.")
+    gpu_resource: ResourceName | None = Field(
+        "nvidia.com/gpu",
+        description="Of a slice; null where a scheduler gives each replica its part of a GPU by `annotations`, e.g. "
+        "{gpu-fraction: '0.5'}. On the CPU is gpus_per_replica: 0.",
+    )
+    extra_resources: dict[ResourceName, Annotated[int, Field(ge=0)]] = Field(
+        {},
+        description="Limits of what else divides a GPU, of the container that has it, e.g. {nvidia.com/gpumem: 10000, nvidia.com/gpucores: 30} of HAMi.",
+    )
     gpus_per_replica: int = Field(1, ge=0, le=64, description="Slices that one replica asks for; 0: it is on the CPU.")
     sharing_by: SharingBy = Field(
         SharingBy.DEVICE_PLUGIN,
@@ -174,6 +184,11 @@ class KubernetesSpec(PodSettings):
         return self.sharing_by is SharingBy.DRA
 
     @property
+    def slice_resource(self) -> str:
+        """Of which a replica has slices; empty where it has none: on the CPU, by a claim, by annotations."""
+        return "" if self.by_claims or not self.gpus_per_replica else self.gpu_resource or ""
+
+    @property
     def gpu_runtime_class(self) -> str | None:
         """Of replicas; a claim's GPU is handed out by CDI, and NVIDIA's runtime would hand out others beside it."""
         return self.runtime_class if self.gpus_per_replica and not self.by_claims else None
@@ -194,6 +209,14 @@ class KubernetesSpec(PodSettings):
         if self.by_claims and self.device_plugin_configs is not None:
             raise ValueError(
                 "`device_plugin_configs` has no effect with `sharing_by: dra`, where claims say how a GPU is shared: remove one of the two."
+            )
+        if self.gpu_resource is None and not (self.annotations or self.labels):
+            raise ValueError(
+                "`gpu_resource: null` needs `annotations` or `labels` that say which part of a GPU a replica has; on the CPU is `gpus_per_replica: 0`."
+            )
+        if self.gpu_resource is None and (self.device_plugin_configs is not None or self.gpus_per_replica > 1):
+            raise ValueError(
+                "`gpu_resource: null` has no slices that a device plugin lends: remove `device_plugin_configs`, and leave `gpus_per_replica` at 1."
             )
         if self.device_plugin_configs is not None and not self.gpus_per_replica:
             raise ValueError("`device_plugin_configs` has no effect on replicas without a GPU (gpus_per_replica: 0).")

@@ -158,6 +158,10 @@ class PodSettings(StrictModel):
     annotations: dict[LabelKey, str] = Field({}, description="Annotations, e.g. {sidecar.istio.io/inject: 'false'}.")
     image_pull_secrets: list[Subdomain] = Field([], description="Secrets with the credentials of the image's registry.")
     priority_class: Subdomain | None = Field(None, description="PriorityClass; null means the cluster's default.")
+    scheduler_name: Subdomain | None = Field(
+        None,
+        description="Scheduler of the pods, e.g. kai-scheduler or volcano, whose queue is one of `labels` or `annotations`; null means the cluster's default.",
+    )
     queue_name: ObjectName | None = Field(
         None, description="LocalQueue of Kueue that admits each experiment, with kind job; null means none."
     )

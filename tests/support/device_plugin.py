@@ -107,7 +107,9 @@ class DevicePlugin:
         store.merge(Target("api/v1", "", "nodes", self.node, "status"), {"status": status})
         if self.discovery:
             divided = "single" if name == "divided" else "none"
+            instance = "1" if name == "divided" else None
             told = {"nvidia.com/gpu.sharing-strategy": mode(name), "nvidia.com/mig.strategy": divided}
+            told["nvidia.com/gpu.slices.gi"] = instance
             store.merge(self.at, {"metadata": {"labels": told | {"nvidia.com/gpu.count": str(instances)}}})
         there = any(one["metadata"]["name"] == "mps-daemon" for one in store.listing(PODS, {})["items"])
         if mode(name) == "mps" and self.daemon and not there:

@@ -81,9 +81,9 @@ def refuse_what_differs(statuses: Sequence[Status], experiment: ExperimentSpec, 
     mode, limits = mode_of(experiment.sharing), mode_of(experiment.sharing).pod_environment(experiment)
     for status in statuses:
         who = f"replica {status['replica']} (pod {status['pod']})"
-        # Where the campaign sets the mode, what a pod was handed tells whether it is under MPS.
-        if sharing.sets_mode and (contradiction := mode.contradiction(status)):
-            message = f"{who} {contradiction}, and it was to be under {experiment.sharing.value}."
+        if contradiction := mode.contradiction(status):
+            denied = f" ({'; '.join(status.get('sharing_denied') or ())})" if status.get("sharing_denied") else ""
+            message = f"{who} {contradiction}, and it was to be under {experiment.sharing.value}{denied}."
             raise BackendError(message, advice=sharing.log_advice)
         has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
         if limits and has is not None and has != limits:
@@ -117,7 +117,7 @@ def refuse_silent_cpu(statuses: Sequence[Status], experiment: ExperimentSpec, sp
     if on_cpu:
         raise BackendError(
             f"replica {on_cpu[0]['replica']} (pod {on_cpu[0]['pod']}) runs on the CPU although it was given "
-            f"{'a GPU by its claim' if spec.by_claims else f'{spec.gpu_resource}: {spec.gpus_per_replica}'}.",
+            f"{f'{spec.slice_resource}: {spec.gpus_per_replica}' if spec.slice_resource else 'a GPU'}.",
             advice="Check `kubernetes.runtime_class` (a claim needs CDI in the node's container runtime) and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
             code=ReasonCode.NOT_ON_GPU,
         )

@@ -168,8 +168,7 @@ class KubernetesDeployment(Deployment):
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
-        gpu_resource = "" if self._spec.by_claims or not self._spec.gpus_per_replica else self._spec.gpu_resource
-        of = (self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource)
+        of = (self._api, self.replicas, self._pods, self._folder, self._clock, self._spec.slice_resource)
         self._monitor = PodMonitor(*of, on_death)
         self._monitor.start()
         for other in self._beside.values():

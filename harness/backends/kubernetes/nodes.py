@@ -111,9 +111,10 @@ def check_gpus(
     nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, replicas: int, campaign_id: str
 ) -> Iterator[Issue]:
     """Whether the slices are enough for ``replicas``, and who else has some."""
-    if not spec.gpus_per_replica:
+    resource = spec.slice_resource
+    if not resource:
         return
-    usable, resource = [node for node in nodes if takes(node, spec)], spec.gpu_resource
+    usable = [node for node in nodes if takes(node, spec)]
     for node in usable:
         if less := withdrawn(node, resource):
             yield Issue(IssueLevel.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
@@ -121,7 +122,10 @@ def check_gpus(
     lending = {room.name: int(room.lends[resource]) for room in has if room.lends.get(resource)}
     if not lending:
         message = f"none of {len(has)} usable nodes advertises {resource}."
+        lent = {key for room in has for key, number in room.lends.items() if key.startswith("nvidia.com/") and number}
         advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not."
+        if lent:
+            advice = f"They lend {', '.join(sorted(lent))}: name that in `kubernetes.gpu_resource`."
         yield Issue(IssueLevel.ERROR, "gpus", message, advice)
         return
     fitting = sum(room.fits({resource: Decimal(spec.gpus_per_replica)}) for room in has)
@@ -269,12 +273,13 @@ def lost(nodes: Sequence[Object], spec: KubernetesSpec) -> bool:
     wanted = [node for node in nodes if selected(node, spec)]
     if not wanted or any(_is_away(node) for node in wanted):
         return True
-    if not spec.gpus_per_replica or spec.by_claims:
+    resource = spec.slice_resource
+    if not resource:
         return False
     idle = [node for node in wanted if not offered(node, spec)]
     # A kubelet that has started anew says 0 of a resource until the device plugin is back.
-    restarted = any(spec.gpu_resource in resources(node, "capacity") for node in idle)
-    return len(idle) == len(wanted) or restarted or any(withdrawn(node, spec.gpu_resource) for node in wanted)
+    restarted = any(resource in resources(node, "capacity") for node in idle)
+    return len(idle) == len(wanted) or restarted or any(withdrawn(node, resource) for node in wanted)
 
 
 def _is_away(node: Object) -> bool:

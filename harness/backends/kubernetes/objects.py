@@ -113,7 +113,7 @@ def collections(spec: KubernetesSpec, *, given: bool = False) -> dict[str, str]:
 
 def without_gpu(spec: KubernetesSpec) -> KubernetesSpec:
     """How pods stand in the cluster that ask others and compute nothing: they end by themselves and wait in no queue."""
-    alone = {"kind": WorkloadKind.JOB, "gpus_per_replica": 0, "queue_name": None}
+    alone = {"kind": WorkloadKind.JOB, "gpus_per_replica": 0, "queue_name": None, "scheduler_name": None}
     asks = {"reserve": spec.client_reserve, "limit": spec.client_limit}
     by = {"sharing_by": SharingBy.DEVICE_PLUGIN, "device_plugin_configs": None}
     return spec.model_copy(update={**alone, **asks, **by})
@@ -226,7 +226,8 @@ def _resources(spec: KubernetesSpec, server: ServerSpec | None, claim: dict[str,
     """Of each container by its name: what its node must have free, what it may use, and of the one that computes, the GPU."""
     gpu: dict[str, Any] = {}
     if spec.gpus_per_replica:
-        gpu = {"claims": [{"name": claim["name"]}]} if claim else {"limits": {spec.gpu_resource: spec.gpus_per_replica}}
+        slices = {spec.gpu_resource: spec.gpus_per_replica} if spec.gpu_resource else {}
+        gpu = {"claims": [{"name": claim["name"]}]} if claim else {"limits": {**slices, **spec.extra_resources}}
     if server is None:
         own = _bounds(spec.reserve, spec.limit)
         return {pods.CONTAINER: _with(gpu, own), pods.LAYER: own}

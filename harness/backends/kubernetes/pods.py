@@ -102,6 +102,7 @@ class PodReplica:
             "reserve": dict(self.reserve),
             "limit": dict(self.limit),
             **({"claim": self.how.claim} if self.how.claim else {}),
+            **({"sharing_denied": list(self.how.denied)} if self.how.denied else {}),
             **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
             **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
         }

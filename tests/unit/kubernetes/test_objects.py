@@ -36,6 +36,7 @@ FULL = {
     "annotations": {"sidecar.istio.io/inject": "false", "note": 'a "quoted" word: #1'},
     "image_pull_secrets": ["registry", "mirror.example"],
     "priority_class": "batch-high",
+    "scheduler_name": "kai-scheduler",
     "node_affinity": [
         NodeRequirement(key="pool", operator="In", values=["a", "b"]),
         NodeRequirement(key="spot", operator="DoesNotExist"),
@@ -196,6 +197,7 @@ def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
     assert FULL["annotations"].items() <= template["metadata"]["annotations"].items()
     assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror.example"}]
     assert template["spec"]["priorityClassName"] == "batch-high"
+    assert template["spec"]["schedulerName"] == "kai-scheduler"
     [term] = template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
         "nodeSelectorTerms"
     ]
@@ -258,6 +260,27 @@ def test_what_computes_and_what_asks_have_what_the_campaign_says_beside_the_gpu(
     assert copies["resources"] == OWN, "what comes before it holds no GPU"
     assert container(made(kind=kind, gpus_per_replica=0, **FULL).body)["resources"] == OWN
     assert container(sending.body)["resources"] == ASKS
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits"),
+    [
+        ({"gpu_resource": None, "annotations": {"gpu-fraction": "0.5"}}, {}),
+        ({"extra_resources": {"nvidia.com/gpumem": 10_000}}, {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000}),
+    ],
+    ids=["KAI", "HAMi"],
+)
+def test_a_part_of_a_gpu_is_asked_for_as_who_divides_it_wants(changes, limits):
+    pod = made(**changes).body["spec"]["template"]
+    assert container(made(**changes).body).get("resources", {}).get("limits", {}) == limits
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
+    assert changes.get("annotations", {}).items() <= pod["metadata"]["annotations"].items()
+
+
+@pytest.mark.parametrize("changes", [{}, {"annotations": {"a": "b"}, "device_plugin_configs": "a/b"}])
+def test_a_gpu_that_nobody_divides_is_not_without_a_resource(changes):
+    with pytest.raises(ValueError, match="`gpu_resource: null`"):
+        KubernetesSpec(gpu_resource=None, **changes)
 
 
 def test_a_claim_stands_beside_what_is_reserved():

@@ -364,6 +364,48 @@ def test_what_cannot_be_put_back_is_said_with_the_commands(here, plugin):
     assert "kubectl annotate node n1 gpu-sharing-harness/switched-" in told
 
 
+@pytest.mark.parametrize(
+    ("content", "resource", "entry"),
+    [
+        (
+            {"sharing": {"timeSlicing": {"renameByDefault": True, "resources": [{"name": GPU, "replicas": 4}]}}},
+            f"{GPU}.shared",
+            (SLICED, 4),
+        ),
+        (
+            {"sharing": {"mps": {"resources": [{"name": GPU, "rename": "x.io/part", "replicas": 4}]}}},
+            "x.io/part",
+            (MPS, 4),
+        ),
+        (
+            {
+                "flags": {"migStrategy": "single"},
+                "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 4}]}},
+            },
+            GPU,
+            (SLICED, 4),
+        ),
+        (
+            {
+                "sharing": {
+                    "timeSlicing": {
+                        "resources": [{"name": "nvidia.com/mig-1g.5gb", "replicas": 2}, {"name": GPU, "replicas": 6}]
+                    }
+                }
+            },
+            GPU,
+            (SLICED, 6),
+        ),
+    ],
+    ids=["renamed by default", "renamed", "single and slices", "several resources"],
+)
+def test_an_entry_of_the_plugin_is_known_by_the_name_that_it_lends(content, resource, entry):
+    known = device_plugin.configuration("entry", yaml.safe_dump({"version": "v1", **content}), resource)
+    assert (known.mode, known.slices, known.resource) == (*entry, resource)
+    assert known.gives(entry[0])
+    assert not known.gives(MIG)
+
+
 def test_what_is_no_configuration_for_the_resource_is_no_choice(here, plugin):
     renamed = {"timeSlicing": {"renameByDefault": True, "resources": [{"name": GPU, "replicas": 4}]}}
     broken = {"resources": [{"name": GPU, "replicas": "many"}]}
@@ -377,7 +419,12 @@ def test_what_is_no_configuration_for_the_resource_is_no_choice(here, plugin):
     }
     plugin.cluster.store.create(MAP, {"metadata": {"name": "odd"}, "data": data})
     spec = here.spec.model_copy(update={"device_plugin_configs": "gpu/odd"})
-    assert device_plugin.read(here.api.find, spec) == [device_plugin.Configuration("one slice", EXCLUSIVE, 1)]
+    assert [(entry.name, entry.resource) for entry in device_plugin.read(here.api.find, spec)] == [
+        ("one slice", GPU),
+        ("renamed", f"{GPU}.shared"),
+    ]
+    with pytest.raises(BackendError, match=r"renamed \(time-slicing, 4 a GPU, as nvidia.com/gpu.shared\)"):
+        device_plugin.choose(device_plugin.read(here.api.find, spec), experiment(sharing=SLICED), [1], spec)
 
 
 def test_no_gpu_anywhere_is_an_error(here, cluster, plugin):

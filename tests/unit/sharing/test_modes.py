@@ -120,3 +120,16 @@ def test_every_sharing_mode_is_one_object_that_says_how_a_cluster_comes_under_it
 def test_whether_a_replica_is_under_mps_is_seen_by_the_mode(sharing, pipes, under):
     status = {} if pipes is None else {"mps_pipe_directory": pipes}
     assert bool(mode_of(sharing).contradiction(status)) == (under not in {None, sharing is Sharing.MPS})
+
+
+@pytest.mark.parametrize(
+    ("device", "wrong"),
+    [
+        ("NVIDIA H100 80GB HBM3", {Sharing.MIG}),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", {Sharing.EXCLUSIVE}),
+        ("", set()),
+    ],
+)
+def test_whether_a_replica_is_on_an_instance_is_seen_by_the_devices_name(device, wrong):
+    status = {"device": "cuda", "device_name": device}
+    assert {sharing for sharing in Sharing if mode_of(sharing).contradiction(status)} == wrong
