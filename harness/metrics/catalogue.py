@@ -128,6 +128,8 @@ REQUESTS = "inference_requests_total"
 LATENCY = "inference_latency_seconds"
 """What every replica publishes: a counter and a histogram."""
 _REQUESTS_RAW = f"{REQUESTS}{{$replicas}}"
+MIG_INSTANCE = "GPU_I_ID"
+"""Label of DCGM's samples of an instance of MIG."""
 
 
 def _quantile(
@@ -197,8 +199,16 @@ def _device(
     source: Source = Source.GPU,
     **more: Any,
 ) -> Metric:
-    """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus."""
-    factor = f"{more['scale']} * " if "scale" in more else ""
+    """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus, where what is impossible is no value.
+
+    Of a GPU that MIG divides, what is added up over GPUs is added up over its instances, too.
+    """
+    scale = more.get("scale", 1)
+    factor = f"{scale} * " if scale != 1 else ""
+    promql = f"max by ($device) ({dcgm}{{$gpus}} <= {maximum / scale:.0f})"
+    if source is Source.GPU_MEMORY:
+        of_instance = f'{dcgm}{{{MIG_INSTANCE}!="",$gpus}} <= {maximum / scale:.0f}'
+        promql = f"(sum by ($device) (max by ($device, {MIG_INSTANCE}) ({of_instance})) or {promql})"
     return Metric(
         name=name,
         title=title,
@@ -206,7 +216,7 @@ def _device(
         kind=Kind.GAUGE,
         level=Level.DEVICE,
         source=source,
-        promql=f"{factor}max by ($device) ({dcgm}{{$gpus}})",
+        promql=factor + promql,
         promql_raw=f"{dcgm}{{$gpus}}",
         maximum=maximum,
         description=description,

@@ -230,7 +230,7 @@ class PrometheusSource:
     def hottest_celsius(self, server: PrometheusServer) -> float:
         """Temperature of the hottest of the devices now; infinite where nobody tells."""
         try:
-            answer = server.query(render(CATALOGUE["gpu_temperature"], self.dialect(), 1.0).raw)
+            answer = server.query(render(CATALOGUE["gpu_temperature"], self.dialect(), 1.0).each)
         except (NoDataError, PrometheusError):
             return math.inf
         return max(float(series.values[-1]) for series in answer.series)

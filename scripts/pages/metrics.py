@@ -82,7 +82,8 @@ Nodes are told apart by the label `node` of their metrics, and devices by `node`
 is described in the campaign file (`prometheus_labels`). Over one node the series are `node` and `gpu-<number of the driver>`. Over
 several, each node has its series `node-<name>` and `node` is their mean; devices are counted through, `gpu-0`, `gpu-1`...,
 node by node, and the recording's summary in the manifest says which is which (`identities`). Two machines under one name at the same
-time are not mixed: their rows have no value, and the reason.
+time are not mixed: their rows have no value, and the reason. Nor has a row where DCGM says a number that stands for no value (2147483632,
+4294967295, 9223372036854775794, 140737488355328.0); the memory of a GPU that MIG divides is the sum of its instances'.
 
 In a cluster, for a window of {window:g} s:
 

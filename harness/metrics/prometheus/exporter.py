@@ -20,11 +20,13 @@ from harness.metrics.catalogue import PROCESS_SOURCES, Kind, Level, Metric
 from harness.metrics.prometheus.client import PrometheusServer, QueryAnswer, SampledSeries
 from harness.metrics.prometheus.series import (
     ALL_NODES,
+    BLANK,
     NO_SAMPLE,
     CountedTotal,
     ExportGrid,
     Key,
     averaged,
+    believed,
     by_labels,
     cells,
     column,
@@ -266,7 +268,10 @@ class _Export:
             if problem:
                 every.append(MetricColumn(metric.name, name, [np.nan] * chunk.rows, [problem] * chunk.rows))
             else:
-                every.append(column(metric, name, chunk, matching, measured(own, grid_ms, self._age_ms(metric))))
+                good = believed(metric, own)
+                blank = sum(len(series.values) for series in good) < sum(len(series.values) for series in own)
+                present = measured(good, grid_ms, self._age_ms(metric))
+                every.append(column(metric, name, chunk, matching, present, BLANK if blank else NO_SAMPLE))
         yield from every
         if metric.level is Level.NODE and len(every) > 1:
             yield averaged(metric, ALL_NODES, every)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PrometheusError
-from harness.metrics.catalogue import Level, Metric
+from harness.metrics.catalogue import Kind, Level, Metric
 from harness.metrics.prometheus.client import MAX_POINTS, SampledSeries
 from harness.metrics.promql import Dialect
 from harness.metrics.promql_math import RunningTotal
@@ -37,6 +37,7 @@ _DIGITS = re.compile(r"(\d+)")
 _TELLING = {Level.REPLICA: (), Level.DEVICE: ("UUID", "modelName"), Level.NODE: ("instance",)}
 """Labels beside the key that say what a series stands for."""
 NO_SAMPLE = "Prometheus holds no sample of this step: a gap, or it scrapes more rarely than the step"
+BLANK = "Prometheus holds no sample of this step but one that cannot be: DCGM's blank, which stands for no value"
 NOT_A_NUMBER = "Prometheus answered NaN"
 
 
@@ -56,6 +57,16 @@ def measured(samples: Sequence[SampledSeries], grid_ms: NDArray[np.int64], age_m
         began = np.searchsorted(series.times_ms, grid_ms - age_ms, side="right")
         flags |= ended > began
     return flags
+
+
+def believed(metric: Metric, samples: Sequence[SampledSeries]) -> list[SampledSeries]:
+    """The samples but for those above the metric's bound: DCGM has numbers that stand for no value."""
+    most = math.inf if metric.maximum is None or metric.level is not Level.DEVICE else metric.maximum / metric.scale
+    return [
+        SampledSeries(series.labels, series.times_ms[good], series.values[good])
+        for series in samples
+        if (good := series.values <= most).any()
+    ]
 
 
 def has_reset(samples: Sequence[SampledSeries]) -> bool:
@@ -269,6 +280,6 @@ def cells(
     reasons = np.full(len(values), "", dtype=object)
     reasons[~np.isfinite(values)] = nan_reason
     if answered is not None:
-        reasons[~answered] = TOO_FEW
+        reasons[~answered] = unmeasured if metric.kind is Kind.GAUGE else TOO_FEW
     reasons[~present] = unmeasured
     return MetricColumn(metric.name, name, values.tolist(), reasons.tolist())

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from harness.clock import Clock
 from harness.errors import ClusterError, NoDataError, PrometheusError
-from harness.metrics.catalogue import CATALOGUE, Level
+from harness.metrics.catalogue import CATALOGUE, MIG_INSTANCE, Level
 from harness.metrics.nvml import ACTIVITY, six_digits
 from harness.metrics.prometheus.client import PrometheusServer, SampledSeries
 from harness.metrics.prometheus.exporter import query_pool
@@ -50,8 +50,10 @@ FIELDS: dict[str, tuple[tuple[str, ...], float]] = {
     "nvlink_received_bytes_per_s": (("DCGM_FI_PROF_NVLINK_RX_BYTES",), 1.0),
 }
 """DCGM's names of each column of ``telemetry.csv``, and what their values are multiplied by."""
-_INSTANCE = "GPU_I_ID"
-"""Label of the samples of an instance of MIG."""
+MOST = {metric.gauge: metric.maximum for metric in CATALOGUE.values() if metric.gauge and metric.maximum}
+MOST |= {"sm_clock_mhz": 1e5, "memory_clock_mhz": 1e5} | {name: 200.0 for name in ACTIVITY if name.endswith("_percent")}
+_MOST = 1e13
+"""A value above its column's ``MOST``, or this, is one of the numbers by which DCGM says that it has none."""
 _DEVICE = CATALOGUE["gpu_utilization"]
 _HOST_CPU = "the processors are those of another machine: node_cpu_seconds_total of its node exporter tells of them"
 
@@ -159,7 +161,7 @@ def _fill(into: NDArray[np.float64], times_ms: NDArray[np.int64], samples: Seque
     """Put the samples of one device into its column, in place; the reason where there is none.
 
     An exporter that tells pods apart repeats the device's value for each of them, and one that tells instances of MIG apart
-    has values of theirs: the largest counts, as in the metrics.
+    has values of theirs: as in the metrics the largest counts, and of memory the sum over the instances.
     """
     names, scale = FIELDS.get(column, ((), 1.0))
     if not samples:
@@ -167,12 +169,21 @@ def _fill(into: NDArray[np.float64], times_ms: NDArray[np.int64], samples: Seque
     if why := mixed(_DEVICE, samples):
         return why
     if column in ACTIVITY:
-        samples = [series for series in samples if not series.labels.get(_INSTANCE)]
+        samples = [series for series in samples if not series.labels.get(MIG_INSTANCE)]
         if not samples:
             return "the exporter tells it of each instance of MIG, and not of the GPU"
-    for series in samples:
-        places = np.searchsorted(times_ms, series.times_ms)
-        into[places] = np.fmax(into[places], series.values * scale)
+    parts = by_labels(samples, (MIG_INSTANCE,))
+    if column == "memory_bytes" and len(parts) > 1:
+        parts.pop(("",), None)
+    elif column != "memory_bytes":
+        parts = {(): list(samples)}
+    for part in parts.values():
+        largest = np.full(len(times_ms), np.nan)
+        for series in part:
+            values = np.where(series.values * scale <= MOST.get(column, _MOST), series.values * scale, np.nan)
+            places = np.searchsorted(times_ms, series.times_ms)
+            largest[places] = np.fmax(largest[places], values)
+        into[:] = np.where(np.isnan(largest), into, np.nan_to_num(into) + largest)
     if column in ACTIVITY:
         known = ~np.isnan(into)
         into[known] = [six_digits(value) for value in into[known]]

@@ -9,8 +9,11 @@ import pytest
 from harness.analysis.metrics.measured import measure
 from harness.analysis.read import read_experiment
 from harness.errors import StorageError
+from harness.metrics.catalogue import select
 from harness.metrics.nvml import ACTIVITY
 from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.prometheus.exporter import export
+from harness.metrics.prometheus.series import BLANK
 from harness.metrics.prometheus.telemetry import FIELDS, PrometheusTelemetry
 from harness.metrics.promql import PrometheusSource
 from harness.metrics.telemetry import GPU_COLUMNS, columns
@@ -19,6 +22,7 @@ from harness.results.from_prometheus import save_source
 from harness.results.layout import TELEMETRY, attempt_folder
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support import forked
+from tests.support.fake_metrics import RowList
 from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
 
@@ -50,6 +54,16 @@ def lines():
         yield f'DCGM_FI_DEV_GPU_TEMP{{node="n3",gpu="0",UUID="GPU-n3"}} 55 {START_S + second + 0.1}'
         instance = 'node="n3",gpu="0",UUID="GPU-n3",GPU_I_ID="7",GPU_I_PROFILE="1g.18gb"'
         yield f"DCGM_FI_PROF_SM_ACTIVE{{{instance}}} 0.5 {START_S + second + 0.1}"
+        # What DCGM says where it has no value: an int32, an int64 and a double of it, and -1 as an unsigned number.
+        broken, blank = 'node="n5",gpu="0",UUID="GPU-n5"', second % 2
+        yield f"DCGM_FI_DEV_POWER_USAGE{{{broken}}} {(140737488355328.0, 250)[blank]} {START_S + second + 0.1}"
+        yield f"DCGM_FI_DEV_GPU_TEMP{{{broken}}} {(2147483632, 50)[blank]} {START_S + second + 0.1}"
+        yield f"DCGM_FI_DEV_GPU_UTIL{{{broken}}} {(4294967295, 808334905)[blank]} {START_S + second + 0.1}"
+        yield f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{broken}}} 9223372036854775794 {START_S + second + 0.1}"
+        for instance, mib in (("1", 1000), ("2", 200), ("3", 9223372036854775794)):
+            of_mig = f'{broken},GPU_I_ID="{instance}",GPU_I_PROFILE="1g.18gb"'
+            for pod in PODS:
+                yield f"DCGM_FI_DEV_FB_USED{{{of_mig},{pod}}} {mib} {START_S + second + 0.1}"
         for uuid in ("GPU-n4", "GPU-other"):
             yield f'DCGM_FI_DEV_GPU_TEMP{{node="n4",gpu="0",UUID="{uuid}"}} 55 {START_S + second + 0.1}'
 
@@ -194,6 +208,27 @@ def test_what_an_exporter_says_of_instances_is_not_the_gpus(url, tmp_path):
     assert rows_of(tmp_path / TELEMETRY)[0]["gpu0_temperature_celsius"] == "55.0"
     assert rows_of(tmp_path / TELEMETRY)[0]["gpu0_sm_active_percent"] == ""
     assert summary.missing["gpu0_sm_active_percent"].startswith("the exporter tells it of each instance of MIG")
+
+
+def test_what_dcgm_says_where_it_has_no_value_is_none_and_the_memory_of_instances_is_added_up(url, tmp_path):
+    summary = collected(tmp_path / TELEMETRY, url, nodes=("n5",), gpus=())
+    rows = rows_of(tmp_path / TELEMETRY)
+    assert {row["gpu0_power_w"] for row in rows} == {"", "250.0"}
+    assert {row["gpu0_temperature_celsius"] for row in rows} == {"", "50.0"}
+    assert {row["gpu0_memory_bytes"] for row in rows} == {repr(1200.0 * 2**20)}
+    assert summary.missing.keys() >= {"gpu0_utilization_percent", "gpu0_energy_j"}
+
+    kept = RowList()
+    with PrometheusServer(url, timeout_s=30) as server:
+        source = PrometheusSource(url, "inference", ("resnet50-a",), ("n5",))
+        asking = {"metrics": select(["gpu_memory", "gpu_power", "gpu_utilization"]), "dialect": source.dialect()}
+        export(server, **asking, start_s=START_S, rows=30, step_s=1.0, window_s=4.0, sink=kept, replicas=["resnet50-a"])
+    values = {
+        metric: [row.value for row in kept.rows if row.metric == metric] for metric in ("gpu_memory", "gpu_power")
+    }
+    assert set(values["gpu_memory"]) == {1200.0 * 2**20}
+    assert values["gpu_power"] == [250.0, None] * 15 or values["gpu_power"] == [None, 250.0] * 15
+    assert {row.reason for row in kept.rows if row.value is None} == {BLANK}
 
 
 def test_two_gpus_under_one_name_are_not_mixed(url, tmp_path):

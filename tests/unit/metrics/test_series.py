@@ -203,7 +203,7 @@ def test_the_hottest_device_is_one_of_the_replicas_and_silence_is_not_cool():
     server = Knows("GPU-b", "GPU-c", values=[41.0, 47.5])
 
     assert origin.hottest_celsius(server) == 47.5
-    assert server.asked == ['DCGM_FI_DEV_GPU_TEMP{node=~"n1",UUID=~"GPU-b|GPU-c"}']
+    assert server.asked == [render(CATALOGUE["gpu_temperature"], origin.dialect(), 1.0).each]
     assert origin.hottest_celsius(Knows()) == math.inf
 
 
