@@ -46,9 +46,8 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "gpu/device-plugin.yaml.j2": [
         {"device_plugin_sharing": sharing, "device_plugin_mig_strategy": mig}
         for sharing, mig in (
-            ("exclusive", "none"),
-            ("time-slicing", "none"),
-            ("time-slicing", "mixed"),
+            *(("exclusive", strategy) for strategy in ("none", "single", "mixed")),
+            *(("time-slicing", strategy) for strategy in ("none", "mixed")),
             ("mps", "none"),
         )
     ],

@@ -1,14 +1,11 @@
 """Commands that are forked from one process: beside each other, each with its own streams, folder, variables and end."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
-from tests.support.forked import ROOT, Commands
+from tests.support.forked import Commands
 from tests.support.processes import eventually
 
 PROGRAM = """
@@ -70,18 +67,3 @@ def test_what_nobody_can_ask_for_any_more_is_killed(start):
     del command
 
     assert eventually(lambda: not place.exists())
-
-
-BEGINS = """
-import os
-from tests.support.forked import Commands
-with Commands("own", ["json"]) as begun:
-    print(begun._process.pid, flush=True)
-    os._exit(0)
-"""
-
-
-def test_all_end_with_whoever_began_them():
-    done = subprocess.run([sys.executable, "-c", BEGINS], cwd=ROOT, capture_output=True, text=True, check=True)
-
-    assert eventually(lambda: not psutil.pid_exists(int(done.stdout)))

@@ -1,8 +1,7 @@
 """NVIDIA's driver and a kernel's packages, made small: upstream's names and what the role and the verdict look at.
 
 The module is none: once it was "built" it stands in the kernel's list, and `modprobe nvidia` (the real one) has a program run that
-shows it where the real one would. What the daemons and the sources bring, and under which paths, is held against upstream's by
-`tests/unit/ansible/test_stand_ins.py`.
+shows it where the real one would. What the daemons and the sources bring, and under which paths, is upstream's.
 """
 
 from tests.node.mirror.debs import File, Package

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 Answer = tuple[int, str, str]
 
 
@@ -30,3 +32,17 @@ class FakeModule:
 
     def fail_json(self, *, msg: str, **_: Any) -> None:
         raise Failed(msg)
+
+    def exit_json(self, **result: Any) -> None:
+        raise SystemExit(result)
+
+    def get_bin_path(self, name: str) -> str | None:
+        return name
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, module: Any, fake: FakeModule) -> Any:
+    """What a module's main exits with."""
+    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
+    with pytest.raises(SystemExit) as end:
+        module.main()
+    return end.value.code

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("account_kubeconfig")
 ADMIN = {
@@ -27,21 +27,14 @@ def token(exp_s):
 def run(monkeypatch, path, *, admin=ADMIN, code=0, check_mode=False, life_s=TTL_S):
     """What the module exits with, and the verbs of kubectl."""
 
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
     def answer(words):
         if words[3:5] == ["config", "view"]:
             return 0, json.dumps(admin), ""
         return code, token(int(time.time()) + life_s) + "\n", "serviceaccounts not found"
 
     params = {"path": str(path), "owner": getpass.getuser(), "account": "harness", "namespace": "inference"}
-    fake = Fake(answer, check_mode=check_mode, **params, ttl_s=TTL_S, kubeconfig=__file__, kubectl="kubectl")
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    return ended.value.code, [words[3] for words in fake.commands]
+    fake = FakeModule(answer, check_mode=check_mode, **params, ttl_s=TTL_S, kubeconfig=__file__, kubectl="kubectl")
+    return ended(monkeypatch, module, fake), [words[3] for words in fake.commands]
 
 
 def test_it_is_written_for_its_owner_alone_without_anything_of_the_administrator_s(monkeypatch, tmp_path):

@@ -24,13 +24,6 @@ case "$*" in
   "x509 "*) test ! -e {folder}/ended ;;
 esac
 """
-PLAY = """\
-- hosts: all
-  gather_facts: false
-  environment: {PATH: "{{ folder }}:{{ lookup('ansible.builtin.env', 'PATH') }}"}
-  tasks:
-    - {name: Certificates, ansible.builtin.include_role: {name: control_plane, tasks_from: certificates.yml}}
-"""
 ASKED, RENEWED = (
     "kubeadm certs check-expiration",
     ["kubeadm certs renew all", "crictl ps", "crictl stop --timeout 30 11 22"],
@@ -88,11 +81,9 @@ def renewals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("renewals")
     hosts = {}
     for name, (days, there, _) in RENEWALS.items():
-        own = folder / name / "etc"  # what is being written lies a folder above
-        own.mkdir(parents=True)
+        own = tree.machine(folder, name, ("kubeadm", "crictl", "openssl", "systemctl"), PROGRAM)
         (own / "expiry").write_text(expiry(days))
         (own / "kubelet.conf").write_text("old\n")
-        tree.programs(own, ("kubeadm", "crictl", "openssl", "systemctl"), PROGRAM.format(folder=own))
         for one in there:
             (own / one).touch()
         paths = {"paths": {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}}
@@ -100,7 +91,7 @@ def renewals(tmp_path_factory):
     own_paths = {"renewing": "mark", "own_change": "change", "own_kubeconfig": "kubelet.conf", "own_certificate": "own"}
     places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
     given = {"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places}
-    done = tree.play(folder, PLAY, hosts, given)
+    done = tree.play(folder, tree.tasks_of("control_plane", "certificates.yml"), hosts, given)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -108,7 +99,7 @@ def renewals(tmp_path_factory):
 @pytest.mark.parametrize("name", RENEWALS)
 def test_the_running_containers_get_renewed_certificates(renewals, name):
     _, _, calls = RENEWALS[name]
-    said = [line for line in (renewals / name / "etc/calls").read_text().splitlines() if "systemctl show" not in line]
+    said = [line for line in tree.calls(renewals, name) if "systemctl show" not in line]
     assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
     assert not any((renewals / name / "etc" / one).exists() for one in ("mark", "change", "ended"))
 
@@ -170,21 +161,25 @@ def test_what_the_cluster_was_not_made_with_is_a_difference(items, variables, di
 CONFIGURATION = tree.render(tree.TEMPLATES / "kubeadm-init.yaml.j2", api_server_settings="0a")
 TARGET = list(yaml.safe_load_all(CONFIGURATION))[1]
 PARTS = {"kube-apiserver": "apiServer", "kube-controller-manager": "controllerManager", "kube-scheduler": "scheduler"}
-RECONCILED = (
-    *(
-        "objects",
-        "maps",
-        "cluster",
-        "documents",
-        "target",
-        "api_args",
-        "manager_args",
-        "scheduler_args",
-        "answer",
-        "running",
-    ),
-    *("named", "commands", "kept", "merged", "unset", "unkept", "reconciled"),
-)
+RECONCILED = [
+    "objects",
+    "maps",
+    "cluster",
+    "documents",
+    "target",
+    "api_args",
+    "manager_args",
+    "scheduler_args",
+    "answer",
+    "running",
+    "named",
+    "commands",
+    "kept",
+    "merged",
+    "unset",
+    "unkept",
+    "reconciled",
+]
 OWN = {"name": "event-ttl", "value": "2h"}
 
 
@@ -242,13 +237,6 @@ def test_a_manifest_that_somebody_changed_is_seen_though_the_cluster_keeps_it_ri
     assert (unset, unkept) == (["--profiling=false"], [])
 
 
-CHANGE = """\
-- hosts: all
-  gather_facts: false
-  environment: {PATH: "{{ folder }}:{{ lookup('ansible.builtin.env', 'PATH') }}"}
-  tasks:
-    - {name: Change, ansible.builtin.include_role: {name: control_plane, tasks_from: reconcile.yml}}
-"""
 CHANGER = """\
 #!/bin/sh
 echo "$(basename $0) $*" >> {folder}/calls
@@ -266,10 +254,8 @@ def changes(tmp_path_factory):
     old = {**TARGET, "apiServer": {"extraArgs": [OWN]}}
     hosts = {}
     for name, cluster in (("taken", TARGET), ("refused", old)):
-        own = folder / name / "etc"  # what is being written lies a folder above
-        own.mkdir(parents=True)
+        own = tree.machine(folder, name, ("kubeadm", "kubectl"), CHANGER)
         (own / "pods").write_text(json.dumps({"items": list(running(cluster))}))
-        tree.programs(own, ("kubeadm", "kubectl"), CHANGER.format(folder=own))
         hosts[name] = {"folder": str(own)}
     given = {
         "__control_plane_live": {"stdout": json.dumps({"items": [kept(old), *running(old)]})},
@@ -277,16 +263,16 @@ def changes(tmp_path_factory):
         "__control_plane_change": "{{ folder }}/kubeadm.yaml",
         "control_plane_timeout_s": 3,
     }
-    done = tree.play(folder, CHANGE, hosts, given)
+    done = tree.play(folder, tree.tasks_of("control_plane", "reconcile.yml"), hosts, given)
     return folder, done.stdout
 
 
 def test_settings_are_kept_for_upgrades_once_they_run(changes):
     folder, said = changes
-    calls = [line.split(" --")[0] for line in (folder / "taken/etc/calls").read_text().splitlines()]
+    calls = [line.split(" --")[0] for line in tree.calls(folder, "taken")]
     assert calls[0] == "kubeadm init phase control-plane all", said
     assert [call for call in calls if call.startswith("kubeadm")][-1] == "kubeadm init phase upload-config kubeadm"
-    annotated = [line for line in (folder / "taken/etc/calls").read_text().splitlines() if "annotate secrets" in line]
+    annotated = [line for line in tree.calls(folder, "taken") if "annotate secrets" in line]
     assert [line.rpartition(" ")[2] for line in annotated] == ["encrypted-at-rest=now", "encrypted-at-rest-"]
     assert (folder / "taken/etc/written").stat().st_mode & 0o777 == 0o600
     assert not (folder / "taken/etc/kubeadm.yaml").exists()
@@ -302,7 +288,6 @@ def test_settings_that_are_not_taken_are_put_back(changes):
     assert "has its previous ones again" in said
 
 
-RENAME = CHANGE.replace("reconcile.yml", "names.yml")
 RENAMER = """\
 #!/bin/sh
 echo "$(basename $0) $*" >> {folder}/calls
@@ -326,11 +311,9 @@ def renamed(tmp_path_factory):
     }
     hosts = {}
     for name, refused in (("taken", "no-name"), ("refused", "gpu.example")):
-        own = folder / name / "etc"  # what is being written lies a folder above
-        own.mkdir(parents=True)
+        own = tree.machine(folder, name, ("kubeadm", "kubectl", "crictl"), RENAMER, refused=refused)
         for part in ("crt", "key"):
             (own / f"apiserver.{part}").write_text(f"old {part}\n")
-        tree.programs(own, ("kubeadm", "kubectl", "crictl"), RENAMER.format(folder=own, refused=refused))
         hosts[name] = {"folder": str(own)}
     given = {
         "__control_plane_live": {"stdout": json.dumps({"items": [kept(old)]})},
@@ -341,14 +324,14 @@ def renamed(tmp_path_factory):
         "control_plane_api_names": ["gpu.example"],
         "control_plane_timeout_s": 3,
     }
-    done = tree.play(folder, RENAME, hosts, given)
+    done = tree.play(folder, tree.tasks_of("control_plane", "names.yml"), hosts, given)
     return folder, done.stdout
 
 
 def test_the_api_server_gets_another_name(renamed):
     folder, said = renamed
     own = folder / "taken/etc"
-    calls = [line.split(" --config")[0] for line in (own / "calls").read_text().splitlines()]
+    calls = [line.split(" --config")[0] for line in tree.calls(folder, "taken")]
     assert calls[0] == "kubeadm init phase certs apiserver", said
     assert calls[1:3] == ["crictl ps --quiet --name ^(kube-apiserver)$", "crictl stop --timeout 30 33"]
     assert [call.rpartition("--tls-server-name ")[2] for call in calls[3:-1]] == [
@@ -410,9 +393,9 @@ def begun(tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun")
     hosts = {}
     for name in ("fresh", "killed"):
-        own = folder / name / "etc"  # what is being written lies a folder above
-        own.mkdir(parents=True)
-        tree.programs(own, ("kubeadm", "pkill"), f'#!/bin/sh\necho "$(basename $0) $*" >> {own}/calls\n')
+        own = tree.machine(
+            folder, name, ("kubeadm", "pkill"), '#!/bin/sh\necho "$(basename $0) $*" >> {folder}/calls\n'
+        )
         paths = {"paths": {str(own / "mark"): {"exists": name == "killed"}}}
         hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": paths}}
     given = {
@@ -421,12 +404,9 @@ def begun(tmp_path_factory):
         "__control_plane_unfinished": "{{ folder }}/mark",
     }
     for more in (["--check"], []):
-        done = tree.play(folder, CHANGE.replace("reconcile.yml", "init.yml"), hosts, given, *more)
+        done = tree.play(folder, tree.tasks_of("control_plane", "init.yml"), hosts, given, *more)
         assert done.returncode == 0, done.stdout + done.stderr
-    return {
-        name: [line.split(" --")[0] for line in (folder / name / "etc/calls").read_text().splitlines()]
-        for name in hosts
-    }
+    return {name: [line.split(" --")[0] for line in tree.calls(folder, name)] for name in hosts}
 
 
 def test_a_kubeadm_that_a_killed_run_left_at_work_ends_before_its_work_is_undone(begun):

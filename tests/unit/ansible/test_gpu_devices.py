@@ -2,7 +2,7 @@
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("gpu_devices")
 
@@ -19,21 +19,11 @@ GPU 1: NVIDIA H200 (UUID: GPU-bb)
 
 def run(monkeypatch, row=ROW, listing="", *, smi="/usr/bin/nvidia-smi", code=0, **changed):
     """The fact that the module makes."""
-
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
-        def get_bin_path(self, _name):
-            return smi
-
     params = {"node": "n", "wanted": True, "assumed": 0, "sharing": "time-slicing", "replicas": 10}
     params |= {"profiles": [], "mig_strategy": "none", "resource": "nvidia.com/gpu", **changed}
-    fake = Fake(lambda words: (code, listing if words[1] == "-L" else row, ""), **params)
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    result = ended.value.code
+    fake = FakeModule(lambda words: (code, listing if words[1] == "-L" else row, ""), **params)
+    fake.get_bin_path = lambda _name: smi
+    result = ended(monkeypatch, module, fake)
     assert result["changed"] is False
     return result["ansible_facts"]["gpu"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 from tests.support.fake_nvidia_smi import Gpu, answer
 
@@ -12,16 +12,8 @@ THREE = ["3g.71gb", "2g.35gb", "1g.18gb"]
 
 def run(monkeypatch, gpus, profiles, *, check_mode=False):
     """What the module returns, and the commands that changed something."""
-
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
-    fake = Fake(lambda words: (*answer(gpus, words[1:]), ""), check_mode=check_mode, profiles=profiles)
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    return ended.value.code
+    fake = FakeModule(lambda words: (*answer(gpus, words[1:]), ""), check_mode=check_mode, profiles=profiles)
+    return ended(monkeypatch, module, fake)
 
 
 def test_gpus_are_divided_once(monkeypatch):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("kube_objects")
 # What kubectl says of an API server that restarts.
@@ -25,14 +25,6 @@ AWAY = [
 
 def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr/bin/kubectl"):
     """What the module exits with, and the verbs it used; an answer may be a list, whose last one stays."""
-
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
-        def get_bin_path(self, _name):
-            return kubectl
-
     answers = {
         verb: given if isinstance(given, list) else [given] for verb, given in (("diff", diff), ("apply", apply))
     }
@@ -40,7 +32,7 @@ def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr
     clock_s = itertools.count()
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock_s))
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
-    fake = Fake(
+    fake = FakeModule(
         lambda words: next(said[words[1]]),
         check_mode=check_mode,
         manifest="kind: x",
@@ -49,10 +41,8 @@ def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr
         kubectl="/usr/bin/kubectl",
         timeout_s=60,
     )
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    return ended.value.code, [command[1] for command in fake.commands]
+    fake.get_bin_path = lambda _name: kubectl
+    return ended(monkeypatch, module, fake), [command[1] for command in fake.commands]
 
 
 def test_the_same_objects_are_not_applied(monkeypatch):

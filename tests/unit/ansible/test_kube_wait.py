@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("kube_wait")
 
@@ -76,10 +76,6 @@ def test_a_node_without_gpus_is_not_asked_for_any():
 def run(monkeypatch, answers, *, check_mode=False, **changed):
     """What the module exits with; answers by the words that name an object."""
 
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
     def answer(words):
         asked = " ".join(words[5:])
         for name, given in answers.items():
@@ -97,11 +93,8 @@ def run(monkeypatch, answers, *, check_mode=False, **changed):
         "kubectl": "kubectl",
         **changed,
     }
-    fake = Fake(answer, check_mode=check_mode, **params)
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    return ended.value.code
+    fake = FakeModule(answer, check_mode=check_mode, **params)
+    return ended(monkeypatch, module, fake)
 
 
 def test_it_ends_when_everything_is_there(monkeypatch):

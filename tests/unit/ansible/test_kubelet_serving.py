@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("kubelet_serving")
 SUBJECT = "/O=system:nodes/CN=system:node:gpu-1"
@@ -54,10 +54,6 @@ def run(monkeypatch, item, *, check_mode=False, reached=None):
             return (0, "ok", "") if approved or reached else NOT_KNOWN
         return 0, json.dumps({"items": [item] if item else []}), ""
 
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
     options = {
         "node": "gpu-1",
         "addresses": ["192.0.2.10", "192.0.2.11"],
@@ -65,13 +61,9 @@ def run(monkeypatch, item, *, check_mode=False, reached=None):
         "kubeconfig": "k",
         "kubectl": "kubectl",
     }
-    fake = Fake(answer, check_mode=check_mode, **options)
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-    monkeypatch.setattr(fake, "get_bin_path", lambda name: name, raising=False)
+    fake = FakeModule(answer, check_mode=check_mode, **options)
     monkeypatch.setattr(module, "RETRY_S", 0)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    return ended.value.code, approved
+    return ended(monkeypatch, module, fake), approved
 
 
 def test_what_is_this_nodes_is_approved_once(monkeypatch, made):

@@ -56,8 +56,3 @@ def test_it_is_run_by_the_python_that_the_inventory_names(name):
     given = {"ansible_python_interpreter": "/opt/python/bin/python3"}
     found, _ = module_common._get_shebang(line.removeprefix("#!"), given, Templar(DataLoader()))
     assert found == "#!/opt/python/bin/python3"
-
-
-@pytest.mark.parametrize("name", sorted(tree.OWN_MODULES | tree.OWN_ACTIONS))
-def test_the_page_on_the_node_names_the_module(name):
-    assert name in (tree.ROOT / "docs/node.md").read_text()

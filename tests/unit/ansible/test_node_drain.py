@@ -4,7 +4,7 @@ import json
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("node_drain")
 READY = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
@@ -70,13 +70,6 @@ class Cluster:
 
 
 def run(monkeypatch, cluster, state="drained", *, check_mode=False, **options):
-    class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
-        def fail_json(self, *, msg, **_):
-            raise Failed(msg)
-
     given = {
         "node": "n0",
         "emptydir": True,
@@ -85,18 +78,15 @@ def run(monkeypatch, cluster, state="drained", *, check_mode=False, **options):
         "kubeconfig": "k",
         "kubectl": "kubectl",
     }
-    fake = Fake(cluster, check_mode=check_mode, state=state, **given | options)
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
+    fake = FakeModule(cluster, check_mode=check_mode, state=state, **given | options)
     monkeypatch.setattr(module, "RETRY_S", 0)
-    with pytest.raises(SystemExit) as ended:
-        module.main()
-    return ended.value.code
+    return ended(monkeypatch, module, fake)
 
 
 def refused(monkeypatch, cluster, state="judged", **options):
-    with pytest.raises(Failed) as ended:
+    with pytest.raises(Failed) as failed:
         run(monkeypatch, cluster, state, **options)
-    return str(ended.value)
+    return str(failed.value)
 
 
 KEPT = {"name": "scratch", "emptyDir": {}}

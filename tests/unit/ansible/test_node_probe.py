@@ -44,19 +44,6 @@ def test_the_clock_here_is_read_around_the_answer(monkeypatch, answer, expected)
     assert probe.run(task_vars={}) == expected
 
 
-def test_the_parts_of_os_release():
-    text = 'NAME="Ubuntu"\nVERSION_ID="24.04"\n# comment\nID=ubuntu\n'
-    assert module.os_release(text) == {"NAME": "Ubuntu", "VERSION_ID": "24.04", "ID": "ubuntu"}
-
-
-def test_swap_areas_with_their_size():
-    text = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 1024 0 100\n/swapfile file 32764 0 -2\n"
-    assert module.swaps(text) == [
-        {"path": "/dev/zram0", "type": "partition", "size_bytes": 1 << 20},
-        {"path": "/swapfile", "type": "file", "size_bytes": 32764 * 1024},
-    ]
-
-
 def test_memory_is_bytes_or_missing():
     assert module.memory_bytes("MemTotal:       65536 kB\nMemFree: 1 kB\n") == 64 << 20
     assert module.memory_bytes("") is None
@@ -129,10 +116,6 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     assert module.secure_boot() is False
     (tmp_path / "MOK.der").write_bytes(b"another")
     assert module.key_enrolled() is False
-
-
-def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path):
-    assert module.free_bytes(str(tmp_path / "not/yet")) == pytest.approx(module.free_bytes(str(tmp_path)), rel=0.05)
 
 
 def test_a_path_and_a_missing_path(tmp_path):

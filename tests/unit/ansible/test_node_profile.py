@@ -2,12 +2,12 @@
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 
 import pytest
 import recorded_role
+import tree
 from tree import ROOT
 
 # Units and GPUs are files: what is masked, what runs, the clock and the limit.
@@ -35,15 +35,14 @@ case "$*" in
   *--power-limit=*) for word; do :; done; echo "${{word#*=}}" > power ;;
 esac
 """
+STATE = {"units/apt-daily.timer": "active", "units/idle.timer": "inactive", "gpu/clock": "345", "gpu/power": "700"}
 WANTED = {"gpu_clock_mhz": 1395, "gpu_power_w": 500, "quiet_units": ["apt-daily.timer", "absent.timer", "idle.timer"]}
 
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
     """The program, and a machine with two CPUs, a GPU and two timers."""
-    spec = importlib.util.spec_from_file_location("node_profile", ROOT / "roles/node_profile/files/node_profile.py")
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = tree.program("roles/node_profile/files/node_profile.py")
     for number, governor in enumerate(("schedutil", "performance")):
         cpu = tmp_path / f"cpu/cpu{number}/cpufreq"
         cpu.mkdir(parents=True)
@@ -51,16 +50,10 @@ def node(tmp_path, monkeypatch):
         (cpu / "scaling_available_governors").write_text("performance schedutil\n")
     for folder in ("units", "gpu", "bin"):
         (tmp_path / folder).mkdir()
-    for path, text in {
-        "units/apt-daily.timer": "active",
-        "units/idle.timer": "inactive",
-        "gpu/clock": "345",
-        "gpu/power": "700",
-    }.items():
+    for path, text in STATE.items():
         (tmp_path / path).write_text(text)
     for name, text in (("systemctl", SYSTEMCTL), ("nvidia-smi", NVIDIA_SMI)):
-        (tmp_path / "bin" / name).write_text(text.format(folder=tmp_path))
-        (tmp_path / "bin" / name).chmod(0o755)
+        tree.programs(tmp_path / "bin", [name], text.format(folder=tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(program, "CPUS", tmp_path / "cpu")
     monkeypatch.setattr(program, "BEFORE", tmp_path / "kept/before.json")
@@ -203,13 +196,10 @@ def steps(machines, name):
     for what, asked in machines.done[name]:
         if what == "program":
             found.append(asked)
-        found += [f"write {one['path']}" for one in asked.get("files", [])] if what == "node_state" else []
-        found += [f"remove {one}" for one in asked.get("absent", [])] if what == "node_state" else []
-        found += (
-            [f"{one.get('state', 'run')} {one['name']}" for one in asked.get("units", [])]
-            if what == "node_state"
-            else []
-        )
+        elif what == "node_state":
+            found += [f"write {file['path']}" for file in asked.get("files", [])]
+            found += [f"remove {path}" for path in asked.get("absent", [])]
+            found += [f"{unit.get('state', 'run')} {unit['name']}" for unit in asked.get("units", [])]
     return found
 
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import recorded_role
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 from tree import ROOT
 
 proxied = tree.shared("proxied")
@@ -118,12 +118,6 @@ def fetch(monkeypatch, folder, proxy, **changes):
     """What the module exits with."""
 
     class Fake(FakeModule):
-        def exit_json(self, **result):
-            raise SystemExit(result)
-
-        def fail_json(self, *, msg, **_):
-            raise Failed(msg)
-
         def sha256(self, path):
             found = folder / path.rpartition("/")[2]
             return hashlib.sha256(found.read_bytes()).hexdigest() if found.exists() else None
@@ -134,11 +128,8 @@ def fetch(monkeypatch, folder, proxy, **changes):
     files = [{"name": "a.yaml", "url": "http://u:p@files.invalid/a.yaml", "sha256": SUM}]
     given = {"folder": str(folder), "files": files, "mirror": "", "attempts": 2, "timeout_s": 5, "proxy": proxy.told}
     fake = Fake(check_mode=changes.pop("check_mode", False), **given | changes)
-    monkeypatch.setattr(fetched, "AnsibleModule", lambda **_: fake)
     monkeypatch.setattr(fetched, "RETRY_S", 0)
-    with pytest.raises(SystemExit) as ended:
-        fetched.main()
-    return ended.value.code
+    return ended(monkeypatch, fetched, fake)
 
 
 def test_a_file_is_fetched_once_and_one_with_another_sum_is_not_kept(monkeypatch, tmp_path, proxy):

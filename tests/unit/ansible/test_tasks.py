@@ -2,7 +2,6 @@
 
 import re
 
-import count_tasks
 import tree
 from tree import OWN_ACTIONS, OWN_MODULES, ROOT
 
@@ -81,36 +80,6 @@ def test_no_handler_is_relied_upon():
     # A handler is lost when a run is killed before it is flushed: node_units looks at the machine instead.
     assert list((ROOT / "roles").glob("*/handlers/*.yml")) == []
     assert not [path for path, task in tree.every_task() if "notify" in task]
-
-
-def roles_below(heading, page):
-    table = re.search(rf"## {heading}\n(.+?)\n## ", page, re.DOTALL)
-    rows = re.findall(r"^\| (`.+?) \|", table[1], re.MULTILINE)
-    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-
-
-def test_the_documented_number_of_tasks_is_the_counted_one():
-    page = (ROOT / "docs/node.md").read_text()
-    node, top = roles_below("Roles", page), roles_below("Roles on top of the cluster", page)
-    assert sorted(node + top) == sorted(tree.ROLES)
-    counts = [sum(count_tasks.count(ROOT / "roles" / role)["tasks"] for role in roles) for roles in (node, top)]
-    assert f"| this project | {counts[0]} | 0 | 0 | the {len(node)} roles of node and cluster" in page
-    assert f"The {len(top)} roles on top of the cluster have {counts[1]} tasks more" in page
-    assert f"Argument specifications: {len(tree.ROLES)} of {len(tree.ROLES)} roles here" in page
-
-
-def test_no_role_runs_a_shell_or_swallows_an_error():
-    total = sum((count_tasks.count(ROOT / "roles" / role) for role in tree.ROLES), count_tasks.Counter())
-    assert total["tasks"] > 0
-    assert total["shell"] == total["swallowed"] == 0
-
-
-def test_the_count_sees_shells_and_swallowed_errors_inside_blocks_too(tmp_path):
-    path = tmp_path / "main.yml"
-    path.write_text(
-        "- block:\n  - {name: a, shell: x, ignore_errors: true}\n  rescue:\n  - {name: b, command: y, failed_when: false}\n"
-    )
-    assert count_tasks.count(path) == {"tasks": 2, "shell": 1, "swallowed": 2}
 
 
 def test_the_checks_see_what_they_are_for():

@@ -5,7 +5,7 @@ import os
 
 import pytest
 import tree
-from fake_module import Failed, FakeModule
+from fake_module import Failed, FakeModule, ended
 
 module = tree.module("user_kubeconfig")
 YAML = """\
@@ -35,17 +35,10 @@ def home(tmp_path):
 def run(home, monkeypatch):
     def once(state="present", *, check_mode=False):
         """Whether the module changed something, and the name that it speaks of."""
-
-        class Fake(FakeModule):
-            def exit_json(self, **result):
-                raise SystemExit(result)
-
         paths = {"path": str(home / "config"), "source": str(home.parents[1] / "admin.conf")}
-        fake = Fake(check_mode=check_mode, owner=getpass.getuser(), state=state, **paths)
-        monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
-        with pytest.raises(SystemExit) as ended:
-            module.main()
-        return ended.value.code["changed"], ended.value.code["kept"].removeprefix(f"{home}/")
+        fake = FakeModule(check_mode=check_mode, owner=getpass.getuser(), state=state, **paths)
+        result = ended(monkeypatch, module, fake)
+        return result["changed"], result["kept"].removeprefix(f"{home}/")
 
     return once
 

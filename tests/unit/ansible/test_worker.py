@@ -27,13 +27,6 @@ case "$*" in
   *" get node "*) test ! -e {folder}/node || cat {folder}/node ;;
 esac
 """
-PLAY = """\
-- hosts: all
-  gather_facts: false
-  environment: {PATH: "{{ folder }}:{{ lookup('ansible.builtin.env', 'PATH') }}"}
-  tasks:
-    - {name: Renew, ansible.builtin.include_role: {name: worker, tasks_from: renewal.yml}}
-"""
 # What kubectl said when the API server restarted while a worker left; and of a pod that did not end in time.
 AWAY = """\
 error: unable to cordon node "gpu-node-2": Patch "https://192.0.2.1:6443/api/v1/nodes/gpu-node-2": unexpected EOF
@@ -70,18 +63,15 @@ OWN = {
 }
 
 
-def play(folder, text, hosts, given, status=0):
+def play(folder, file, hosts, given, status=0):
     """One run of a play on hosts of its own, each its own control plane, with programs that write down their calls."""
     for name, host in hosts.items():
-        own = folder / name / "etc"
+        own = tree.machine(folder, name, ("kubeadm", "kubectl", "openssl", "systemctl", "pkill"), PROGRAM)
         host |= {"folder": str(own), "__worker_control_plane": name}
-        own.mkdir(parents=True, exist_ok=True)
-        tree.programs(own, ("kubeadm", "kubectl", "openssl", "systemctl", "pkill"), PROGRAM.format(folder=own))
     given = given | {"__worker_control_plane": "{{ inventory_hostname }}", "__worker_retry_s": 0}
-    done = tree.play(folder, text, hosts, given)
+    done = tree.play(folder, tree.tasks_of("worker", file), hosts, given)
     assert done.returncode == status, done.stdout + done.stderr
-    paths = {name: folder / name / "etc/calls" for name in hosts}
-    return {name: path.read_text().splitlines() if path.exists() else [] for name, path in paths.items()}
+    return {name: tree.calls(folder, name) for name in hosts}
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +89,14 @@ def workers(tmp_path_factory):
         state = {"probe": {"paths": paths}}
         hosts[name] = {"__worker_state": state}
     places = {f"__worker_{name}": f"{{{{ folder }}}}/{name}" for name in ("joined", "certificate", "bootstrap")}
-    play(folder, PLAY, hosts, places | {"__worker_done": True})
+    play(folder, "renewal.yml", hosts, places | {"__worker_done": True})
     return folder
 
 
 @pytest.mark.parametrize("name", WORKERS)
 def test_a_kubelet_whose_certificate_has_ended_asks_for_another(workers, name):
     _, calls = WORKERS[name]
-    path = workers / name / "etc/calls"
-    said = path.read_text().splitlines() if path.exists() else []
-    said = [line for line in said if "systemctl show" not in line]
+    said = [line for line in tree.calls(workers, name) if "systemctl show" not in line]
     assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
     assert not any((workers / name / "etc" / one).exists() for one in ("bootstrap", "ended"))
 
@@ -139,8 +127,7 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
     given = places | facts | {"worker_node_name": "gpu-node-2"}
     (tmp_path / "killed/etc").mkdir(parents=True)
     (tmp_path / "killed/etc/left").write_text("bootstrap-token-uvwxyz bootstrap-token-ghijkl")
-    play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, given, status=2)
-    calls = {name: (tmp_path / name / "etc/calls").read_text().splitlines() for name in hosts}
+    calls = play(tmp_path, "join.yml", hosts, given, status=2)
     said = {name: [line.split(" --")[0] for line in lines] for name, lines in calls.items()}
     joined = ["kubectl", "kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
     undone = ["pkill", "kubeadm reset", "kubectl"]
@@ -168,7 +155,7 @@ def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_joins(tmp_p
     hosts = {"joins": {"__worker_state": {"probe": {"paths": {str(own / "mark"): {"exists": True}}}}}}
     places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
     facts = {"ansible_facts": {"node": {"addresses": ["192.0.2.7"]}}, "worker_node_name": "gpu-node-2"}
-    calls = play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | facts)
+    calls = play(tmp_path, "join.yml", hosts, places | facts)
     twice = {line for line in calls["joins"] if line.startswith(("kubectl", "kubeadm token"))}
     assert {line: calls["joins"].count(line) for line in twice} == dict.fromkeys(twice, 2)
     assert len(twice) == 5
@@ -189,8 +176,7 @@ def leaving(folder, said):
         "worker_node_name": "gpu-node-2",
     }
     given |= {"__worker_folder": str(own / "kubernetes")}
-    text = PLAY.replace("renewal.yml", "reset.yml")
-    calls = play(folder, text, {"leaves": {}}, given, status=0 if said == AWAY else 2)["leaves"]
+    calls = play(folder, "reset.yml", {"leaves": {}}, given, status=0 if said == AWAY else 2)["leaves"]
     assert (own / "kubernetes").exists() == (said != AWAY)
     return [" ".join(line.replace("--kubeconfig /etc/kubernetes/admin.conf ", "").split()[:2]) for line in calls]
 

@@ -149,6 +149,31 @@ def programs(folder: Path, names: Iterable[str], text: str) -> None:
         (folder / name).chmod(0o755)
 
 
+def machine(folder: Path, name: str, names: Iterable[str], text: str, **given: str) -> Path:
+    """A machine's own folder, with programs of one script that knows it; what is being written lies a folder above."""
+    own = folder / name / "etc"
+    own.mkdir(parents=True, exist_ok=True)
+    programs(own, names, text.format(folder=own, **given))
+    return own
+
+
+def calls(folder: Path, name: str) -> list[str]:
+    """What the programs of a machine were called with."""
+    path = folder / name / "etc/calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def tasks_of(role: str, file: str) -> str:
+    """A play that runs one file of a role's tasks, with the programs of each host's folder."""
+    return f"""\
+- hosts: all
+  gather_facts: false
+  environment: {{PATH: "{{{{ folder }}}}:{{{{ lookup('ansible.builtin.env', 'PATH') }}}}"}}
+  tasks:
+    - {{name: Run, ansible.builtin.include_role: {{name: {role}, tasks_from: {file}}}}}
+"""
+
+
 def play(
     folder: Path, text: str, hosts: dict[str, Any], given: dict[str, Any], *options: str, **settings: str
 ) -> subprocess.CompletedProcess[str]:
@@ -200,6 +225,12 @@ def shared(name: str) -> Any:
     """What our modules share, imported."""
     _import_shared()
     return sys.modules[f"ansible.module_utils.{name}"]
+
+
+def program(path: str) -> Any:
+    """A program that a role puts on the machine, imported anew."""
+    sys.modules.pop(Path(path).stem, None)
+    return _import(Path(path).stem, ROOT / path)
 
 
 def _import_shared() -> None:
