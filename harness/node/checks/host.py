@@ -226,14 +226,21 @@ def nothing_is_left_of_another_profile(node: Node) -> Observation:
     return no([path for path in paths if node.machine.stat(path) is not None], "nothing left")
 
 
-def crio_settings(node: Node) -> dict[str, Any]:
-    """What CRI-O's drop-ins say of runtimes, merged in the order in which it reads them."""
-    merged: dict[str, Any] = {}
+def crio_drop_ins(node: Node) -> dict[str, dict[str, Any]]:
+    """What each of CRI-O's drop-ins says of runtimes, in the order in which it reads them."""
+    said = {}
     for name in node.machine.listing(DROP_INS):
         with reading(f"{DROP_INS}/{name} is not TOML"):
-            _merge(merged, tomllib.loads(node.text(f"{DROP_INS}/{name}")))
-    runtime: dict[str, Any] = merged.get("crio", {}).get("runtime", {})
-    return runtime
+            said[name] = tomllib.loads(node.text(f"{DROP_INS}/{name}")).get("crio", {}).get("runtime", {})
+    return said
+
+
+def crio_settings(node: Node) -> dict[str, Any]:
+    """What they say together."""
+    merged: dict[str, Any] = {}
+    for runtime in crio_drop_ins(node).values():
+        _merge(merged, runtime)
+    return merged
 
 
 def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
@@ -307,7 +314,10 @@ def socket_is_there(node: Node) -> Observation:
     return same(f"{_SOCKET} a socket", f"{_SOCKET} a {state.kind}" if state else "nothing")
 
 
-@check("crio/no-strays", f"Remove them: CRI-O reads every file in {DROP_INS}, copies and backups included.")
+@check(
+    "crio/no-strays",
+    f"Remove them: CRI-O reads every file in {DROP_INS}, copies, backups and leftovers (99-nvidia.toml) included.",
+)
 def no_stray_configuration(node: Node) -> Observation:
     """Every file in crio.conf.d is there on purpose: copies and backups would be configuration too."""
     names = node.machine.listing(DROP_INS)

@@ -10,6 +10,7 @@ from typing import Any
 from harness.node.checks.host import (
     DROP_INS,
     RUNTIME_ADVICE,
+    crio_drop_ins,
     crio_settings,
     judge_packages,
     old_runtimes,
@@ -22,6 +23,8 @@ _CONFIG = "/etc/nvidia-container-runtime/config.toml"
 _DRIVER = "/proc/driver/nvidia/version"
 _REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 _AGAIN = "Run the nvidia_toolkit role again (--tags nvidia_toolkit)"
+LIBRARIES = ("find", "/usr/lib", "/usr/lib64", "-name", "libnvidia-ml.so.*.*")
+_LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d+(?:\.\d+)+)$", re.MULTILINE)
 _DRIVER_AGAIN = "Run the nvidia_driver role again (--tags nvidia_driver)"
 _PCI = "/sys/bus/pci/devices"
 _GPU = re.compile(r"^pci:v000010DEd.*bc03", re.MULTILINE)
@@ -72,6 +75,16 @@ def _driver_version(node: Node) -> str:
 gpu_check = partial(check, when=require_gpu)
 
 
+@gpu_check(
+    "nvidia/library", "Reboot: the driver was upgraded while another one is loaded, and no new process gets a GPU."
+)
+def library_is_of_the_loaded_driver(node: Node) -> Observation:
+    """The driver's library is of the version that is loaded, which an unattended upgrade changes until the next boot."""
+    loaded, versions = _driver_version(node), _LIBRARY.findall(node.machine.command(*LIBRARIES).stdout)
+    needs(loaded != "none" and versions, "there is no loaded driver with a library of its own to compare")
+    return Observation(loaded in versions, f"libnvidia-ml.so.{loaded}, as is loaded", listed(versions))
+
+
 @gpu_check("nvidia/driver", "Install the driver, reboot, and run again; or set nvidia_toolkit_gpu: absent.")
 def driver_is_loaded(node: Node) -> Observation:
     """The NVIDIA driver is loaded, and new enough for the torch of the workload image."""
@@ -96,15 +109,24 @@ def handler_is_complete(node: Node) -> Observation:
     name = node.expected.nvidia_toolkit_handler
     handler: dict[str, Any] = crio_settings(node).get("runtimes", {}).get(name, {})
     bad = [key for key in ("runtime_path", "monitor_path") if not node.executable(handler.get(key))]
-    seen = f"{handler or 'no such handler'} (missing or not executable: {listed(bad)})"
+    files = [file for file, runtime in crio_drop_ins(node).items() if name in runtime.get("runtimes", {})]
+    seen = f"{handler or 'no such handler'}{_winner(files)} (missing or not executable: {listed(bad)})"
     return Observation(not bad, f"handler {name} with runtime_path and monitor_path", seen)
 
 
 @gpu_check("nvidia/not-default", f"Remove default_runtime = nvidia from {DROP_INS}: pods ask for it by runtime class.")
 def handler_is_not_the_default(node: Node) -> Observation:
     """Pods that ask for no GPU get none."""
-    default = str(crio_settings(node).get("default_runtime", "CRI-O's own"))
-    return Observation(default != node.expected.nvidia_toolkit_handler, "another default runtime", default)
+    default = crio_settings(node).get("default_runtime", "CRI-O's own")
+    files = [file for file, runtime in crio_drop_ins(node).items() if "default_runtime" in runtime]
+    ok = default != node.expected.nvidia_toolkit_handler
+    return Observation(ok, "another default runtime", f"{default}{_winner(files)}")
+
+
+def _winner(files: list[str]) -> str:
+    """Whose word counts, of drop-ins that say the same thing."""
+    over = f", which is read after {listed(files[:-1])} and wins" if files[1:] else ""
+    return f", said by {files[-1]}{over}" if files else ""
 
 
 @gpu_check("nvidia/low-level-runtimes", f"{_AGAIN}: it names the runtimes by absolute path. {RUNTIME_ADVICE}")

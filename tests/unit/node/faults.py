@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from harness.node.checks.nvidia import LIBRARIES
 from harness.node.machine import FileState
 from tests.support.fake_machine import FakeMachine
 from tests.unit.node.healthy import (
@@ -37,6 +38,13 @@ from tests.unit.node.healthy import (
 
 Break = Callable[[FakeMachine], object]
 DROP_IN = "/etc/crio/crio.conf.d/30-nvidia.conf"
+LEFTOVER = """
+[crio.runtime]
+default_runtime = "nvidia"
+[crio.runtime.runtimes.nvidia]
+runtime_path = "/usr/local/nvidia/toolkit/{}"
+"""
+"""What the GPU operator's toolkit writes, for a runtime that went with it."""
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 KUBELET = "/var/lib/kubelet/config.yaml"
 LIMITS = "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf"
@@ -96,7 +104,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "a profile to measure on is left": (write("/etc/node-profile.json", "{}"), {"profile/undone"}),
     "another driver is still loaded": (
         write("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64  590.44.01\n"),
-        {"driver/version"},
+        {"driver/version", "nvidia/library"},
     ),
     "the modules are of the other kind": (
         write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"),
@@ -200,7 +208,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "a driver that is too old for torch": (
         write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Open Kernel Module  575.57.08  x\n"),
-        {"nvidia/driver", "driver/version"},
+        {"nvidia/driver", "nvidia/library", "driver/version"},
     ),
     "the toolkit is not held": (package("nvidia-container-toolkit", held=False), {"nvidia/packages"}),
     "no handler": (remove(DROP_IN), {"nvidia/handler"}),
@@ -209,6 +217,16 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"nvidia/handler"},
     ),
     "a drop-in that is not TOML": (write(DROP_IN, "[crio"), {"crio/runtimes", "nvidia/handler", "nvidia/not-default"}),
+    "an older toolkit has left its files": (
+        lambda paper: paper.files.update(
+            {f"/etc/crio/crio.conf.d/99-nvidia.{kind}": LEFTOVER.format(kind) for kind in ("conf", "toml")}
+        ),
+        {"crio/no-strays", "nvidia/handler", "nvidia/not-default"},
+    ),
+    "the driver was upgraded and not loaded": (
+        command(" ".join(LIBRARIES), "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.105.08\n"),
+        {"nvidia/library"},
+    ),
     "nvidia is the default runtime": (
         write("/etc/crio/crio.conf.d/99-x.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n'),
         {"nvidia/not-default"},

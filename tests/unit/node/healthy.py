@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from harness.node.checks import Node, kubernetes, monitoring
+from harness.node.checks.nvidia import LIBRARIES
 from harness.node.expected import NVIDIA_PACKAGES, Expected
 from harness.node.machine import FileState, PackageState, UnitState
 from tests.support.fake_machine import BOOT_ID_PATH, FakeMachine
@@ -180,6 +181,7 @@ def machine() -> FakeMachine:
             "kubectl auth can-i create deployments.apps": "yes\n",
             "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
             BUS: GPU_ON_BUS + SWITCH_ON_BUS,
+            " ".join(LIBRARIES): "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.95.05\n",
             CRIO_PROCESS: "77\n",
             "uname -r": "6.14.0-29-generic\n",
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",

@@ -110,6 +110,16 @@ def test_nothing_passes_on_an_empty_machine_but_what_is_about_absence() -> None:
     assert passed == {"swap/fstab", "fstab/no-duplicates", "crio/cni", "nvidia/not-default", "profile/undone"}
 
 
+def test_of_two_leftovers_the_one_that_wins_is_named() -> None:
+    paper = machine()
+    FAULTS["an older toolkit has left its files"][0](paper)
+    seen = {check.name: check.found for check in verdict(paper).failed}
+    for name in ("nvidia/handler", "nvidia/not-default"):
+        assert ", said by 99-nvidia.toml, which is read after " in seen[name]
+        assert "99-nvidia.conf" in seen[name]
+    assert "toolkit/toml" in seen["nvidia/handler"]
+
+
 def test_a_failed_check_brings_its_units_journal() -> None:
     paper = machine()
     paper.units["crio.service"] = unit("failed")
