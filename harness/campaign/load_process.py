@@ -58,8 +58,8 @@ def begin_load(
     with storage_errors(folder / LOAD_LOG):
         (folder / LOAD_LOG).parent.mkdir(parents=True, exist_ok=True)
         path = (folder / LOAD_LOG).with_name("plan.json")
-        path.write_text(plan.to_json(), encoding="utf-8")
-    pods = backend.load_pods(experiment, folder, plan.to_json(), abort=abort)
+        path.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
+    pods = backend.load_pods(experiment, folder, plan.model_dump_json(), abort=abort)
     return LoadProcess(path, folder, campaign_id=campaign_id) if pods is None else LoadShards(pods, folder)
 
 

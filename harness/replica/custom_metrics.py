@@ -1,17 +1,46 @@
-"""What a workload publishes on ``/metrics`` beyond requests and latencies: counters, histograms, times.
+"""What stands on ``/metrics``, in Prometheus's text format 0.0.4: a replica's own requests, and what a workload counts besides.
 
-A workload makes them, updates them in ``infer()`` and hands them over by ``published()``; the replica renders them
-with its own and clears them after the warm-up. All may be updated in one thread and rendered in another.
+A workload makes counters and histograms, updates them in ``infer()`` and hands them over by ``published()``; the replica
+renders them with its own and clears them after the warm-up. All may be updated in one thread and rendered in another.
+
+Own code rather than prometheus_client's, because it sits in the loop that is measured: with 175 buckets a request
+costs 1.6 against 8 microseconds (2 % of a 0.4 ms request), and a scrape holds the interpreter for 0.02 against
+2.6 milliseconds. The tests read what it writes with prometheus_client and with Prometheus itself.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from bisect import bisect_left
 from itertools import accumulate
 
-from harness.replica.metrics import BUCKET_BOUNDS_NS, bucket_prefixes, head, seconds
+BUCKETS_PER_DECADE = 30
+_FIRST_NS = 100_000
+_LAST_NS = 60_000_000_000
+
+
+def _bucket_bounds_ns() -> tuple[int, ...]:
+    """Upper bounds from 0.1 ms to 60 s, each about 8 % above the one before, rounded to 3 digits."""
+    decades = math.log10(_LAST_NS / _FIRST_NS)
+    steps = range(math.ceil(decades * BUCKETS_PER_DECADE))
+    exact = (_FIRST_NS * 10 ** (step / BUCKETS_PER_DECADE) for step in steps)
+    return (*(int(float(f"{bound_ns:.3g}")) for bound_ns in exact), _LAST_NS)
+
+
+BUCKET_BOUNDS_NS = _bucket_bounds_ns()
+_BOUNDS = (*(repr(bound_ns / 1e9) for bound_ns in BUCKET_BOUNDS_NS), "+Inf")
+
+
+def head(name: str, kind: str, text: str) -> str:
+    """The two lines that come before a metric's samples."""
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _seconds(duration_ns: int) -> str:
+    """Exactly."""
+    return f"{duration_ns // 1_000_000_000}.{duration_ns % 1_000_000_000:09d}"
 
 
 class Counter:
@@ -41,7 +70,7 @@ class Histogram:
     def __init__(self, name: str, text: str) -> None:
         self._name = name
         self._head = head(name, "histogram", text)
-        self._prefixes = bucket_prefixes(name)
+        self._prefixes = [f'{name}_bucket{{le="{bound}"}} ' for bound in _BOUNDS]
         self._lock = threading.Lock()
         self.reset()
 
@@ -54,15 +83,19 @@ class Histogram:
     def reset(self) -> None:
         """Forget all durations."""
         with self._lock:
-            self._counts = [0] * len(self._prefixes)
+            self._counts = [0] * len(_BOUNDS)
             self._sum_ns = 0
 
     def render(self) -> str:
         """Return its lines, all of the same instant."""
         with self._lock:
-            cumulative, sum_ns = list(accumulate(self._counts)), self._sum_ns
+            counts, sum_ns = self._counts.copy(), self._sum_ns
+        return self._lines(counts, sum_ns)
+
+    def _lines(self, counts: list[int], sum_ns: int) -> str:
+        cumulative = list(accumulate(counts))
         buckets = "".join(f"{prefix}{count}\n" for prefix, count in zip(self._prefixes, cumulative, strict=True))
-        return f"{self._head}{buckets}{self._name}_sum {seconds(sum_ns)}\n{self._name}_count {cumulative[-1]}\n"
+        return f"{self._head}{buckets}{self._name}_sum {_seconds(sum_ns)}\n{self._name}_count {cumulative[-1]}\n"
 
 
 class Activity:
@@ -100,6 +133,6 @@ class Activity:
     def render(self) -> str:
         """Return its lines, both of the same instant."""
         return "".join(
-            f"{self._head[name]}inference_{name}_seconds_total {seconds(spent_ns)}\n"
+            f"{self._head[name]}inference_{name}_seconds_total {_seconds(spent_ns)}\n"
             for name, spent_ns in self.spent_ns().items()
         )

@@ -1,66 +1,41 @@
-"""What a replica publishes on ``/metrics``, in Prometheus's text format 0.0.4.
-
-Own code rather than prometheus_client's, because it sits in the loop that is measured: with 175 buckets a request
-costs 1.6 against 8 microseconds (2 % of a 0.4 ms request), and a scrape holds the interpreter for 0.02 against
-2.6 milliseconds. The tests read what it writes with prometheus_client and with Prometheus itself.
-"""
+"""A replica's requests, counted for ``/metrics`` and logged; and with them what its workload counts."""
 
 from __future__ import annotations
 
-import math
-import threading
+import time
 from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import accumulate
-from typing import Protocol
+
+from harness.replica.custom_metrics import BUCKET_BOUNDS_NS, Activity, Counter, Histogram, head
+from harness.traffic.records import RecordLog
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-BUCKETS_PER_DECADE = 30
-_FIRST_NS = 100_000
-_LAST_NS = 60_000_000_000
-
-
-def _bucket_bounds_ns() -> tuple[int, ...]:
-    """Upper bounds from 0.1 ms to 60 s, each about 8 % above the one before, rounded to 3 digits."""
-    decades = math.log10(_LAST_NS / _FIRST_NS)
-    steps = range(math.ceil(decades * BUCKETS_PER_DECADE))
-    exact = (_FIRST_NS * 10 ** (step / BUCKETS_PER_DECADE) for step in steps)
-    return (*(int(float(f"{bound_ns:.3g}")) for bound_ns in exact), _LAST_NS)
+_REQUESTS_HEAD = head("inference_requests_total", "counter", "Requests served since the end of the warm-up.")
+_INPUTS_HEAD = head("inference_inputs_total", "counter", "Inputs served, as the workload counts them.")
+_QUEUE_HEAD = head(
+    "inference_queue_depth", "gauge", "Requests waiting or in flight; in the closed loop 1 while one runs, else 0."
+)
+_INFO_HEAD = head("inference_info", "gauge", "What this replica runs.")
 
 
-BUCKET_BOUNDS_NS = _bucket_bounds_ns()
-
-
-class Renderable(Protocol):
-    """What a workload publishes of its own; see ``harness.replica.custom_metrics``."""
-
-    def reset(self) -> None:
-        """Forget what was counted."""
-
-    def render(self) -> str:
-        """Return its lines, each ended."""
-
-
-class RequestMetrics:
-    """Latency histogram, request counter and queue depth of one replica.
+class RequestMetrics(Histogram):
+    """Latency histogram, counters, queue depth and log of one replica's requests.
 
     ``in_flight`` is published as the queue depth. In the closed loop the next request is made when the last one is
     answered, so it is 1 while a request runs and 0 between requests (in a pause, before and after); in a scenario,
-    requests that wait are counted, too.
+    requests that wait are counted, too. ``log`` is ``latencies.bin``, where there is one.
     """
 
-    def __init__(self, info: Mapping[str, str] | None = None) -> None:
-        self.in_flight = 0
-        self.requests = 0
-        self._inputs = 0
-        self._latency_sum_ns = 0
-        self._counts = [0] * (len(BUCKET_BOUNDS_NS) + 1)
-        self._lock = threading.Lock()
-        self._info = _info_lines(info or {})
-        self._families: tuple[Renderable, ...] = ()
+    def __init__(self, info: Mapping[str, str] | None = None, log: RecordLog | None = None) -> None:
+        super().__init__("inference_latency_seconds", "Time from a request's start until its result is on the host.")
+        self.in_flight = self.requests = self._inputs = 0
+        self.log = log
+        # Anchored once: a step of the wall clock in mid-run must not reorder requests.
+        self.epoch_ns = time.time_ns() - time.perf_counter_ns()
+        self._families: tuple[Counter | Histogram | Activity, ...] = ()
+        self.set_info(info or {})
 
-    def publish(self, *families: Renderable) -> None:
+    def publish(self, *families: Counter | Histogram | Activity) -> None:
         """Publish what the workload has of its own, too."""
         self._families += families
 
@@ -71,71 +46,41 @@ class RequestMetrics:
 
     def set_info(self, info: Mapping[str, str]) -> None:
         """Publish ``inference_info`` with these labels."""
-        self._info = _info_lines(info)
+        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in info.items())
+        self._info = f"{_INFO_HEAD}inference_info{{{pairs}}} 1\n"
 
-    def observe(self, latency_ns: int, inputs: int) -> None:
-        """Count one request that took ``latency_ns`` and served ``inputs`` inputs."""
+    def observe(self, duration_ns: int, inputs: int = 1) -> None:
+        """Count one request that took so long and served ``inputs`` inputs."""
         with self._lock:
-            self._counts[bisect_left(BUCKET_BOUNDS_NS, latency_ns)] += 1
-            self._latency_sum_ns += latency_ns
+            self._counts[bisect_left(BUCKET_BOUNDS_NS, duration_ns)] += 1
+            self._sum_ns += duration_ns
             self._inputs += inputs
             self.requests += 1
+
+    def book(self, start_ns: int, end_ns: int, inputs: int) -> None:
+        """Count and log one request, whose times are of ``time.perf_counter_ns``. Raises the OSError of an earlier write."""
+        self.observe(end_ns - start_ns, inputs)
+        if self.log is not None:
+            self.log.append(self.epoch_ns + start_ns, end_ns - start_ns)
 
     def served(self) -> dict[str, object]:
         """Requests and inputs of the same instant, for ``replica.json``."""
         with self._lock:
             return {"requests": self.requests, "inputs": self._inputs}
 
-    def render(self) -> bytes:
+    def render(self) -> str:
         """Return all metrics as one scrape sees them: histogram and counters of the same instant."""
         with self._lock:
-            counts = self._counts.copy()
-            latency_sum_ns, inputs, requests = self._latency_sum_ns, self._inputs, self.requests
-        lines = [_HISTOGRAM_HEAD]
-        lines += [f"{prefix}{count}" for prefix, count in zip(_BUCKET_PREFIXES, accumulate(counts), strict=True)]
+            counts, sum_ns, inputs = self._counts.copy(), self._sum_ns, self._inputs
         own = "".join(family.render() for family in self._families)
-        lines.append(
-            f"inference_latency_seconds_sum {seconds(latency_sum_ns)}\n"
-            f"inference_latency_seconds_count {requests}\n"
-            f"{_REQUESTS_HEAD}inference_requests_total {requests}\n"
+        return (
+            f"{self._lines(counts, sum_ns)}"
+            f"{_REQUESTS_HEAD}inference_requests_total {sum(counts)}\n"
             f"{_INPUTS_HEAD}inference_inputs_total {inputs}\n"
             f"{_QUEUE_HEAD}inference_queue_depth {self.in_flight}\n"
             f"{own}{self._info}"
         )
-        return "\n".join(lines).encode()
-
-
-def head(name: str, kind: str, text: str) -> str:
-    """Return the two lines that come before a metric's samples."""
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-
-
-def seconds(duration_ns: int) -> str:
-    """Return nanoseconds as seconds, exactly."""
-    return f"{duration_ns // 1_000_000_000}.{duration_ns % 1_000_000_000:09d}"
-
-
-def bucket_prefixes(histogram: str) -> tuple[str, ...]:
-    """Return every bucket's line up to its count, the last one +Inf."""
-    bounds = (*(repr(bound_ns / 1e9) for bound_ns in BUCKET_BOUNDS_NS), "+Inf")
-    return tuple(f'{histogram}_bucket{{le="{bound}"}} ' for bound in bounds)
-
-
-def _info_lines(labels: Mapping[str, str]) -> str:
-    pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{head('inference_info', 'gauge', 'What this replica runs.')}inference_info{{{pairs}}} 1\n"
 
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
-
-
-_HISTOGRAM_HEAD = head(
-    "inference_latency_seconds", "histogram", "Time from a request's start until its result is on the host."
-).rstrip("\n")
-_REQUESTS_HEAD = head("inference_requests_total", "counter", "Requests served since the end of the warm-up.")
-_INPUTS_HEAD = head("inference_inputs_total", "counter", "Inputs served, as the workload counts them.")
-_QUEUE_HEAD = head(
-    "inference_queue_depth", "gauge", "Requests waiting or in flight; in the closed loop 1 while one runs, else 0."
-)
-_BUCKET_PREFIXES = bucket_prefixes("inference_latency_seconds")

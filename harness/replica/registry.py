@@ -13,13 +13,14 @@ from harness.replica.settings import Settings
 from harness.spec.model import nearest
 from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS
 
-_TRAINING = {
+_MADE_BY = {
+    "notebook": "resnet50:Notebook",
     "resnet50-training": "resnet50:make_training",
     "bert-training": "distilbert:make_training",
     "mnist-training": "mnist:make_training",
     "data-parallel-training": "data_parallel_training:make",
 }
-BUILTIN = {name: f"harness.replica.models.{_TRAINING.get(name, f'{name}:make')}" for name in BUILTIN_WORKLOADS}
+BUILTIN = {name: f"harness.replica.models.{_MADE_BY.get(name, f'{name}:make')}" for name in BUILTIN_WORKLOADS}
 HOSTILE = dict.fromkeys(HOSTILE_WORKLOADS, "harness.replica.hostile:make")
 
 
@@ -31,9 +32,8 @@ class Workload(Protocol):
     ``/metrics`` shows besides (see ``harness.replica.custom_metrics``); ``think_s() -> float``, a pause before the next
     request, which is not latency; ``serve_up_to()``, which returns what serves any number of inputs up to the batch
     size in one pass, for dynamic batching; ``begin_up_to()``, which returns what begins such a pass and returns what waits
-    for it, or None; ``load(metrics, latency_log)``, the frontend that asks a server of the
-    workload's own; ``serving()``, a context that is entered once around all requests; and
-    ``close()``, after the last request.
+    for it, or None; ``load(metrics)``, the frontend that asks a server of the workload's own; ``serving()``, a context that is
+    entered once around all requests; and ``close()``, after the last request.
     """
 
     name: str

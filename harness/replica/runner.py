@@ -17,18 +17,20 @@ from typing import TypeVar, cast
 
 from harness.replica import errors, kernel_trace, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
-from harness.replica.frontends import Frontend, OpenFrontend, of_scenario
+from harness.replica.frontends import Frontend, of_scenario
 from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
 from harness.replica.registry import Workload
-from harness.replica.server import MetricsServer, Response, Routes
 from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.replica.status import ReplicaStatus
+from harness.traffic.endpoint import Endpoint, Response, Routes
 from harness.traffic.records import RecordLog
 
 LOG_NAME = "latencies.bin"
 FILES_OF_LOAD = {"requests": "requests.bin", "gaps": "gaps.bin", "engine_metrics": "engine_metrics.csv"}
 """What is written while a server is asked, by the route that serves it."""
+_LABELS = ("workload", "precision", "execution", "batch_size", "device")
+"""Facts that ``inference_info`` has."""
 T = TypeVar("T")
 
 
@@ -67,12 +69,10 @@ class Replica:
         self._status = status
         self._watcher = watcher
         self._metrics = RequestMetrics()
-        self._log: RecordLog | None = None
-        self._frontend: OpenFrontend | None = None
+        self._workload: Workload | None = None
+        self._frontend: Frontend | None = None
         self._read: ReadSettings | None = None
         self._described: Mapping[str, object] = {}
-        self._loads_a_server = False
-        self._outcome_of_workload: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
         self._told_to_stop = threading.Event()
@@ -85,35 +85,48 @@ class Replica:
         self._enter("loading", port=server.port)
         if self._settings.workload not in registry.BUILTIN:
             self._read = ReadSettings(self._settings)
-        workload = registry.load(self._read or self._settings)
-        self._describe(workload)
-        self._outcome_of_workload = getattr(workload, "outcome", dict)
-        self._loads_a_server = hasattr(workload, "load")
-        self._metrics.publish(*_call(workload, "published", ()))
-        with _call(workload, "serving", contextlib.nullcontext()):
+        self._workload = workload = registry.load(self._read or self._settings)
+        self._described = self._call("describe", {})
+        self._status.update(**self._described)
+        self._metrics.set_info({label: self._status.fact(label) for label in _LABELS})
+        self._metrics.publish(*self._call("published", ()))
+        with self._call("serving", contextlib.nullcontext()):
             self._warm_up_and_serve(workload)
         self._linger()
-        self._close(workload)
+        self._call("close", None)
+        self._status.update(phase="stopped", **self._call("outcome", {}))
+        self._watcher.drained.set()
+        _say(f"stopped after {self._metrics.requests} requests")
 
     def begin_drain(self) -> None:
         """Stop after the request in flight; before the first one, end the process."""
         with self._phase_change:
             self._stopping.set()
             self._told_to_stop.set()
-            if self._loads_a_server or self._settings.trace:
+            if hasattr(self._workload, "load") or self._settings.trace:
                 self._watcher.drained.set()  # its requests end at their own pace; whoever started us sets the limit
             if self._status.phase == "failed":
                 return  # it ends by itself, with its own code
             if self._status.phase not in {"serving", "finished"}:
-                self._end_process("stopped", ExitCode.STOPPED)
+                self._end_process(ExitCode.STOPPED)
             self._status.update(phase="draining")
 
     def give_up(self) -> None:
         """End the process although a request is stuck in it; what was measured before is kept."""
-        error = f"the request in flight could not be stopped within {DEADLINE_S:g} s of the signal; it is stuck outside Python"
-        if self._log:
-            self._log.close()
-        self._end_process("stopped", ExitCode.STUCK, error=error)
+        if self._metrics.log:
+            self._metrics.log.close()
+        self._end_process(
+            ExitCode.STUCK,
+            f"the request in flight could not be stopped within {DEADLINE_S:g} s of the signal; it is stuck outside Python",
+        )
+
+    def in_request(self) -> bool:
+        """Whether a request is in flight, and may be abandoned."""
+        return self._metrics.in_flight > 0
+
+    def _call(self, method: str, otherwise: T) -> T:
+        """Return what an optional method of the workload returns; ``otherwise`` also before there is one."""
+        return cast("T", getattr(self._workload, method, lambda: otherwise)())
 
     def _open_files(self) -> None:
         folder = self._settings.replica_dir
@@ -122,16 +135,16 @@ class Replica:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._status.update()
-            self._log = RecordLog(folder / LOG_NAME)
+            self._metrics.log = RecordLog(folder / LOG_NAME)
         except OSError as error:
             raise CannotBeMetError(f"REPLICA_DIR: cannot write in {folder}: {error.strerror}.") from error
 
-    def _listen(self) -> MetricsServer:
+    def _listen(self) -> Endpoint:
         routes: Routes = {
-            "/metrics": lambda: Response(200, self._metrics.render(), CONTENT_TYPE),
+            "/metrics": lambda: Response(200, self._metrics.render().encode(), CONTENT_TYPE),
             "/health": self._answer_health,
             "/status": self._answer_status,
-            "/latencies": lambda: _log_of(self._log, b"no REPLICA_DIR is set, so no latencies are kept\n"),
+            "/latencies": lambda: _log_of(self._metrics.log, b"no REPLICA_DIR is set, so no latencies are kept\n"),
             "/services": lambda: _log_of(
                 self._frontend.service_log if self._frontend else None,
                 b"no service times are kept beside the latencies in the closed loop\n",
@@ -141,7 +154,7 @@ class Replica:
         }
         host, port = self._settings.host, self._settings.port
         try:
-            return MetricsServer(host, port, routes)
+            return Endpoint(host, port, routes)
         except OSError as error:
             raise CannotBeMetError(
                 f"cannot listen on {host}:{port}: {error.strerror}; choose another HOST or PORT (0: any free one)."
@@ -161,8 +174,13 @@ class Replica:
         gc.collect()
         gc.freeze()
         self._metrics.forget_warm_up()
-        self._frontend = frontend = self._open_frontend(workload)
-        self._enter("serving", **(frontend.facts() if frontend else {}))
+        load: Callable[[RequestMetrics], Frontend] | None = getattr(workload, "load", None)
+        self._frontend = frontend = (
+            load(self._metrics)
+            if load
+            else of_scenario(self._settings, workload, self._metrics, lambda: self._status.phase)
+        )
+        self._enter("serving", **({frontend.name: frontend.facts()} if frontend else {}))
         limit = threading.Timer(self._settings.run_s or 0.0, self._stopping.set)
         limit.daemon = True
         if self._settings.run_s is not None:
@@ -171,7 +189,7 @@ class Replica:
             if frontend is None:
                 self._serve(workload)
             else:
-                frontend.run(self._stopping)
+                frontend.run_and_report(self._stopping, self._status.update)
         except RequestAbandoned:
             self._status.update(abandoned_requests=1)
             _say(
@@ -181,10 +199,24 @@ class Replica:
             limit.cancel()
             self._metrics.in_flight = 0
             self._status.update(**self._outcome())
-            if self._log:
-                self._log.close()
+            if self._metrics.log:
+                self._metrics.log.close()
         if self._settings.trace:
             self._trace(workload)
+
+    def _serve(self, workload: Workload) -> None:
+        """Serve request after request: the loop that is measured, so nothing here that need not be."""
+        infer, metrics, book = workload.infer, self._metrics, self._metrics.book
+        stopping, pause_s, now_ns = self._stopping, _pause(self._settings, workload), time.perf_counter_ns
+        while not stopping.is_set():
+            metrics.in_flight = 1
+            start_ns = now_ns()
+            inputs = infer()
+            end_ns = now_ns()
+            metrics.in_flight = 0
+            book(start_ns, end_ns, inputs if type(inputs) is int else _checked(inputs, workload))
+            if pause_s is not None:
+                stopping.wait(pause_s())
 
     def _trace(self, workload: Workload) -> None:
         """What would slow down what is measured, after it: kernels, and how well a model does on what was held out."""
@@ -194,33 +226,13 @@ class Replica:
             self._status.update(trace=kernel_trace.trace(workload.infer, folder))
         except (RuntimeError, OSError) as error:  # also no memory for the trace: what was recorded stays
             self._status.update(trace={"absent": f"torch's profiler failed: {str(error).partition(chr(10))[0]}"})
-        if "accuracy" not in self._outcome_of_workload():
-            self._status.update(**_call(workload, "evaluate", {}))
+        if "accuracy" not in self._call("outcome", {}):
+            self._status.update(**self._call("evaluate", {}))
 
     def _outcome(self) -> dict[str, object]:
         """What came of it so far; what the replica counted itself has the last word."""
         ignored = self._read.ignored(self._described) if self._read else {}
-        return {**self._outcome_of_workload(), **ignored, **self._metrics.served()}
-
-    def _open_frontend(self, workload: Workload) -> OpenFrontend | None:
-        """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
-        load: Callable[[RequestMetrics, RecordLog | None], Frontend] | None = getattr(workload, "load", None)
-        if load is not None:
-            frontend = load(self._metrics, self._log)
-            return OpenFrontend(frontend, name="load", service_log=None, report=self._report)
-        if self._settings.scenario is None:
-            return None
-        return of_scenario(
-            self._settings,
-            workload,
-            metrics=self._metrics,
-            latency_log=self._log,
-            phase=lambda: self._status.phase,
-            report=self._report,
-        )
-
-    def _report(self, facts: Mapping[str, object]) -> None:
-        self._status.update(**facts)
+        return {**self._call("outcome", {}), **ignored, **self._metrics.served()}
 
     def _linger(self) -> None:
         """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
@@ -233,44 +245,10 @@ class Replica:
         )
         self._told_to_stop.wait(self._settings.linger_s)
 
-    def in_request(self) -> bool:
-        """Whether a request is in flight, and may be abandoned."""
-        return self._metrics.in_flight > 0
-
-    def _describe(self, workload: Workload) -> None:
-        self._described = _call(workload, "describe", {})
-        self._status.update(**self._described)
-        labels = ("workload", "precision", "execution", "batch_size", "device")
-        self._metrics.set_info({label: self._status.fact(label) for label in labels})
-
-    def _serve(self, workload: Workload) -> None:
-        """Serve request after request: the loop that is measured, so nothing here that need not be."""
-        infer, metrics, log = workload.infer, self._metrics, self._log
-        stopping, pause_s, now_ns = self._stopping, _pause(self._settings, workload), time.perf_counter_ns
-        # Anchored once: a step of the wall clock in mid-run must not reorder requests.
-        epoch_ns = time.time_ns() - now_ns()
-        while not stopping.is_set():
-            metrics.in_flight = 1
-            start_ns = now_ns()
-            inputs = infer()
-            latency_ns = now_ns() - start_ns
-            metrics.in_flight = 0
-            metrics.observe(latency_ns, inputs if type(inputs) is int else _checked(inputs, workload))
-            if log is not None:
-                log.append(epoch_ns + start_ns, latency_ns)
-            if pause_s is not None:
-                stopping.wait(pause_s())
-
-    def _close(self, workload: Workload) -> None:
-        _call(workload, "close", None)
-        self._status.update(phase="stopped", **self._outcome_of_workload())
-        self._watcher.drained.set()
-        _say(f"stopped after {self._metrics.requests} requests")
-
     def _answer_health(self) -> Response:
         """Ready after the first counted request, or at once where requests come from outside or at times of their own."""
         phase, requests, scenario = self._status.phase, self._metrics.requests, self._settings.scenario
-        proved = requests > 0 or self._loads_a_server or (scenario is not None and scenario.kind == "http")
+        proved = requests > 0 or hasattr(self._workload, "load") or (scenario is not None and scenario.kind == "http")
         body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
         return Response(200 if phase == "serving" and proved else 503, body, "application/json")
 
@@ -288,10 +266,10 @@ class Replica:
             return Response(404, f"there is no {name}\n".encode())
         return Response(200, b"", "application/octet-stream", folder / name)
 
-    def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
+    def _end_process(self, code: ExitCode, error: str = "") -> None:
         try:
-            self._status.update(phase=phase, **facts)
-            _say(str(facts.get("error") or phase))
+            self._status.update(phase="stopped", error=error)
+            _say(error or "stopped")
         finally:
             os._exit(code)
 
@@ -301,11 +279,6 @@ def _log_of(log: RecordLog | None, absent: bytes) -> Response:
         return Response(404, absent)
     log.flush()
     return Response(200, b"", "application/octet-stream", log.path)
-
-
-def _call(workload: Workload, method: str, otherwise: T) -> T:
-    """Return what an optional method of the workload returns."""
-    return cast("T", getattr(workload, method, lambda: otherwise)())
 
 
 def _pause(settings: Settings, workload: Workload) -> Callable[[], float] | None:

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import gc
 import itertools
-import json
 import os
 import re
 import signal
@@ -18,10 +17,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from harness.spec.model import StrictModel
 from harness.traffic.arrivals import NS_PER_S, of_targets
 from harness.traffic.clients import Client
 from harness.traffic.loop import Due, LoadLoop
@@ -38,8 +37,7 @@ _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
 _CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class LoadPlan:
+class LoadPlan(StrictModel):
     """What one generator does; a JSON object of the same fields on disk.
 
     Attributes:
@@ -64,22 +62,11 @@ class LoadPlan:
     first: int = 0
     stride: int = 1
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return json.dumps(asdict(self), indent=1) + "\n"
-
-    @staticmethod
-    def parse(text: str) -> LoadPlan:
-        """What ``to_json`` wrote. Raises ValueError, TypeError, KeyError."""
-        values = json.loads(text)
-        return LoadPlan(**values | {"targets": [(host, int(port)) for host, port in values["targets"]]})
-
     def shard(self, index: int, of: int, *, log: str) -> LoadPlan:
         """The part of one of several generators: each sends to servers of its own, at the same rate to each."""
         targets, clients = self.targets[index::of], max(1, self.max_clients // of)
-        return replace(
-            self, targets=targets, max_clients=clients, first=index, stride=of, seed=self.seed + index, log=log
-        )
+        own = {"targets": targets, "max_clients": clients, "first": index, "stride": of, "log": log}
+        return self.model_copy(update={**own, "seed": self.seed + index})
 
 
 class ReplicaClient(Client):
@@ -292,8 +279,8 @@ def _until(end_s: float, due: Due, stopping: threading.Event) -> Due:
 def main(arguments: list[str]) -> int:
     """The exit code: 0 after the plan's end or SIGTERM, 2 when it cannot be read, 1 when the log cannot be written."""
     try:
-        plan = LoadPlan.parse(Path(arguments[0]).read_text(encoding="utf-8"))
-    except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
+        plan = LoadPlan.model_validate_json(Path(arguments[0]).read_bytes())
+    except (IndexError, OSError, ValueError) as error:
         sys.stderr.write(f"load: no plan to run: {error}\n")
         return 2
     stopping = threading.Event()

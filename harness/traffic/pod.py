@@ -12,31 +12,30 @@ import signal
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from harness.traffic.endpoint import Endpoint, Response
 from harness.traffic.generator import LoadPlan
 
 END_S = 20.0
 
 
-class Shard(ThreadingHTTPServer):
-    """Answers on a port beside the process that sends shard ``index`` of so many, whose log is in ``folder``."""
+class Shard:
+    """The process that sends shard ``index`` of so many, whose log is in ``folder``."""
 
-    def __init__(self, port: int, plan: LoadPlan, index: int, of: int, folder: Path) -> None:
-        super().__init__(("", port), _ShardHandler)
-        self.log = folder / "requests.bin"
-        path = folder / "plan.json"
-        path.write_text(plan.shard(index, of, log=str(self.log)).to_json(), encoding="utf-8")
+    def __init__(self, plan: LoadPlan, index: int, of: int, folder: Path) -> None:
+        self._log, path = folder / "requests.bin", folder / "plan.json"
+        path.write_text(plan.shard(index, of, log=str(self._log)).model_dump_json(), encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.traffic.generator", str(path), str(os.getpid())]
         )
         self._lock = threading.Lock()
-
-    @property
-    def sends(self) -> bool:
-        """Whether it does: its log is made when its imports are done, just before the first request."""
-        return self._process.poll() is None and self.log.exists()
+        self.routes = {
+            "/health": self._health,
+            "/status": self._status,
+            "/finish": self._finish,
+            "/requests": self._requests,
+        }
 
     def finish(self) -> int | None:
         """End what sends; its exit code, None when it did not end in time. Idempotent."""
@@ -48,45 +47,32 @@ class Shard(ThreadingHTTPServer):
             except subprocess.TimeoutExpired:
                 return None
 
+    def _sends(self) -> bool:
+        """Whether it does: its log is made when its imports are done, just before the first request."""
+        return self._process.poll() is None and self._log.exists()
 
-class _ShardHandler(BaseHTTPRequestHandler):
-    server: Shard
+    def _health(self) -> Response:
+        return Response(200 if self._sends() else 503, b"{}")
 
-    def do_GET(self) -> None:
-        shard, status = self.server, 200
-        path = f"/{self.path.partition('?')[0].strip('/')}"  # who hands it on may add to it
-        body = b"{}"
-        if path == "/health":
-            status = 200 if shard.sends else 503
-        elif path == "/status":
-            body = json.dumps({"sends": shard.sends}).encode()
-        elif path == "/finish":
-            body = json.dumps({"exit_code": shard.finish()}).encode()
-        elif path == "/requests":
-            body = shard.log.read_bytes() if shard.log.exists() else b""
-        else:
-            status = 404
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+    def _status(self) -> Response:
+        return Response(200, json.dumps({"sends": self._sends()}).encode())
 
-    def log_message(self, *_: object) -> None:
-        """Nothing: the log of the pod is the generator's."""
+    def _finish(self) -> Response:
+        return Response(200, json.dumps({"exit_code": self.finish()}).encode())
+
+    def _requests(self) -> Response:
+        return Response(200, self._log.read_bytes() if self._log.exists() else b"")
 
 
 def main() -> None:
     """Send until told to finish, and stay until the pod is ended."""
-    environment = os.environ
-    plan, folder = LoadPlan.parse(environment["LOAD_PLAN"]), Path(environment["REPLICA_DIR"])
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with Shard(
-        int(environment["PORT"]), plan, int(environment["REPLICA"]), int(environment["LOAD_SHARDS"]), folder
-    ) as shard:
-        try:
-            shard.serve_forever()
-        except KeyboardInterrupt:
-            shard.finish()
+    environment, stopping = os.environ, threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    plan, folder = LoadPlan.model_validate_json(environment["LOAD_PLAN"]), Path(environment["REPLICA_DIR"])
+    shard = Shard(plan, int(environment["REPLICA"]), int(environment["LOAD_SHARDS"]), folder)
+    Endpoint("", int(environment["PORT"]), shard.routes)
+    stopping.wait()
+    shard.finish()
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, select
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import cluster, render
-from harness.replica.metrics import BUCKET_BOUNDS_NS
+from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import backfill, prometheus
 from tests.support.fake_metrics import RowList
 

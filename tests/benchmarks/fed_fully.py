@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from harness.replica import registry
-from harness.replica.custom_metrics import Histogram
 from harness.replica.frontends.batching import BatchLedger, Passes
 from harness.replica.frontends.serving import HttpFrontend
 from harness.replica.metrics import RequestMetrics
@@ -117,7 +116,7 @@ def over_http(workload: Any, batch_size: int) -> Rate:
         frontend = HttpFrontend(
             HTTP,
             serve,
-            BatchLedger(RequestMetrics(), Histogram("inference_service_seconds", "."), None, None),
+            BatchLedger(RequestMetrics(), None),
             host="127.0.0.1",
             phase=lambda: "draining" if stopping.is_set() else "serving",
         )

@@ -241,7 +241,7 @@ def ask(port, file, folder):
     never = {"timestamp": 100 * last_ms, "input_length": 1, "output_length": 1}
     once.write_text(Path(file).read_text() + json.dumps(never))
     engine = ServerSpec.model_validate({"command": ["{port}"], "protocol": "openai-chat", "trace": {"file": str(once)}})
-    ledger = ServerLedger(Families(streams=True), RequestMetrics(), None, Path(folder))
+    ledger = ServerLedger(Families(streams=True), RequestMetrics(), Path(folder))
     stopping = threading.Event()
     threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()
     load = ServerLoad(engine, HttpClient(engine, int(port), HOST), questions(engine, 0), ledger, seed=0, alive=lambda: None)  # fmt: skip

@@ -21,7 +21,7 @@ from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.scrape import ReplicaSample
-from harness.replica.metrics import BUCKET_BOUNDS_NS
+from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
 from tests.support.fake_metrics import FakeGpus, fake_sources, replica_sample
 from tests.support.simulated_clock import SimulatedClock

@@ -1,6 +1,5 @@
 """Runs load generators and what they send to, as processes of their own, and reads their logs."""
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -29,7 +28,7 @@ def fake_service(median_ms, sigma=0.0, seed=0):
 def start(plan: LoadPlan) -> subprocess.Popen:
     """Start a generator; its plan lies beside its log."""
     path = Path(plan.log).with_suffix(".json")
-    path.write_text(plan.to_json())
+    path.write_text(plan.model_dump_json())
     return subprocess.Popen(
         [sys.executable, "-m", "harness.traffic.generator", str(path)],
         cwd=ROOT,
@@ -49,4 +48,4 @@ def records(log: Path) -> np.ndarray:
 
 def plan_for(port, folder: Path, **wishes) -> LoadPlan:
     values = {"targets": [("127.0.0.1", port)], "rate": 100.0, "duration_s": 1.0, "log": str(folder / "requests.bin")}
-    return dataclasses.replace(LoadPlan(**values), **wishes) if wishes else LoadPlan(**values)
+    return LoadPlan(**{**values, **wishes})

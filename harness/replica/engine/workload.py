@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.own_metrics import OwnMetrics
-from harness.replica.engine.servers import RunningServer, ServerProcess, SidecarServer
+from harness.replica.engine.servers import OwnMetrics, RunningServer, ServerProcess, SidecarServer
 from harness.replica.errors import SettingError, WorkloadError
+from harness.replica.frontends import Frontend
 from harness.replica.metrics import RequestMetrics
 from harness.replica.registry import find_factory
 from harness.replica.settings import Settings
@@ -115,14 +115,14 @@ class ServerWorkload:
             raise WorkloadError(f"a request of the warm-up failed: {exchange.said}")
         return 1
 
-    def load(self, metrics: RequestMetrics, latency_log: RecordLog | None) -> ServerLoad:
+    def load(self, metrics: RequestMetrics) -> ServerLoad:
         """The frontend that asks it."""
         return ServerLoad(
             self._engine,
             self._client(),
             # The lengths of a trace belong to its times: what the warm-up has asked of them is asked again.
             questions(self._engine, self._seed) if self._engine.trace else self._questions,
-            ServerLedger(self._families, metrics, latency_log, self._settings.replica_dir),
+            ServerLedger(self._families, metrics, self._settings.replica_dir),
             seed=self._seed,
             alive=self._process.require_alive,
             own_metrics=self._own_metrics(),
@@ -210,17 +210,14 @@ class ServerLedger:
     are in ``latencies.bin``, too, as every replica's are.
     """
 
-    def __init__(
-        self, families: Families, metrics: RequestMetrics, latency_log: RecordLog | None, folder: Path | None
-    ) -> None:
+    def __init__(self, families: Families, metrics: RequestMetrics, folder: Path | None) -> None:
         self.failures: Tally[str] = Tally()
         self.first_failure = ""
         self._families = families
         self._metrics = metrics
-        self._latencies = latency_log
         self._requests = RecordLog(folder / REQUESTS_LOG, fields=len(CLIENT_FIELDS)) if folder else None
         self._gaps = RecordLog(folder / GAPS_LOG) if folder else None
-        self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+        self._epoch_ns = metrics.epoch_ns
 
     def on_depth(self, depth: int) -> None:
         """So many requests are in flight."""
@@ -258,9 +255,7 @@ class ServerLedger:
                 log.close()
 
     def _observe(self, exchange: Exchange, gaps_ns: list[int]) -> None:
-        self._metrics.observe(exchange.latency_ns, 1)
-        if self._latencies:
-            self._latencies.append(self._epoch_ns + exchange.intended_ns, exchange.latency_ns)
+        self._metrics.book(exchange.intended_ns, exchange.end_ns, 1)
         families = self._families
         families.input_tokens.add(max(exchange.input_tokens, 0))
         families.output_tokens.add(max(exchange.output_tokens, 0))
@@ -278,11 +273,13 @@ def p99(values: list[int]) -> int:
     return sorted(values)[nearest_rank(len(values), P99) - 1] if values else NONE
 
 
-class ServerLoad(LoadLoop):
+class ServerLoad(LoadLoop, Frontend):
     """The load that goes with a server: a frontend of the replica.
 
     When it is stopped it goes on until what was asked before is answered, FOLLOW_S at most; what is under way then is booked as abandoned.
     """
+
+    name = "load"
 
     def __init__(
         self,

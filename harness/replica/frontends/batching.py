@@ -10,12 +10,14 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.replica.custom_metrics import Histogram
 from harness.replica.metrics import RequestMetrics
 from harness.replica.registry import Workload
 from harness.traffic.records import RecordLog
 
+SERVICE_LOG_NAME = "services.bin"
 IDLE_S = 0.1
 PROBES = 3
 EVERY_SIZE_UP_TO = 64
@@ -181,35 +183,27 @@ class Passes:
 
 
 class BatchLedger:
-    """Counts and logs what was served: latency from the intended time, and the time of the service from its beginning beside it."""
+    """Books what was served: latency from the intended time, and beside it the time of the service from its beginning.
 
-    def __init__(
-        self,
-        metrics: RequestMetrics,
-        services: Histogram,
-        latency_log: RecordLog | None,
-        service_log: RecordLog | None,
-    ) -> None:
-        self._metrics = metrics
-        self._services = services
-        self._latency_log = latency_log
-        self._service_log = service_log
-        # Anchored once: a step of the wall clock in mid-run must not reorder requests.
-        self.epoch_ns = time.time_ns() - time.perf_counter_ns()
+    ``services.bin`` in ``folder``, where there is one, is of the same form as ``latencies.bin``.
+    """
+
+    def __init__(self, metrics: RequestMetrics, folder: Path | None) -> None:
+        self.metrics = metrics
+        self.service_log = RecordLog(folder / SERVICE_LOG_NAME) if folder else None
+        self._services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
+        metrics.publish(self._services)
 
     def on_depth(self, depth: int) -> None:
         """So many requests wait or are being served."""
-        self._metrics.in_flight = depth
+        self.metrics.in_flight = depth
 
     def add(self, request: Pending, start_ns: int, end_ns: int) -> None:
         """Take one request that was served from ``start_ns`` to ``end_ns`` of ``time.perf_counter_ns``."""
-        latency_ns = end_ns - request.intended_ns
-        self._metrics.observe(latency_ns, request.inputs)
+        self.metrics.book(request.intended_ns, end_ns, request.inputs)
         self._services.observe(end_ns - start_ns)
-        if self._latency_log is not None:
-            self._latency_log.append(self.epoch_ns + request.intended_ns, latency_ns)
-        if self._service_log is not None:
-            self._service_log.append(self.epoch_ns + start_ns, end_ns - start_ns)
+        if self.service_log is not None:
+            self.service_log.append(self.metrics.epoch_ns + start_ns, end_ns - start_ns)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,9 @@ from typing import Any
 import mlperf_loadgen as loadgen
 import numpy as np
 
+from harness.replica.frontends import Frontend
 from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Passes, Pending, Service
+from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
 SWITCH_INTERVAL_S = 0.0005
@@ -38,32 +40,29 @@ _LOG_FILES = ("mlperf_log_summary.txt", "mlperf_log_detail.txt")
 _USELESS_FILES = ("mlperf_log_accuracy.json", "mlperf_log_trace.json")
 
 
-class LoadGenFrontend:
-    """Serves what LoadGen asks: ``settle_s`` of load, then a test within the recording of ``record_s``, then load as before.
+class LoadGenFrontend(Frontend):
+    """Serves what LoadGen asks: load while the replica settles, then a test within the recording, then load as before.
 
-    ``pass_s`` is what one full pass takes; LoadGen's own logs go into ``folder``, where there is one.
+    ``pass_s`` is what one full pass takes; LoadGen's own logs go into the replica's folder, where there is one.
     """
 
     def __init__(
         self,
+        settings: Settings,
         scenario: ScenarioSpec,
         serve: Passes,
         ledger: BatchLedger,
         *,
-        seed: int,
-        folder: Path | None,
         pass_s: float,
-        settle_s: float,
-        record_s: float,
     ) -> None:
-        self._scenario = scenario
-        self._serve = serve
-        self._batch_size = serve.batch_size
-        self._ledger = ledger
-        self._seed = seed
-        self._folder = folder
+        times = settings.spec
+        self._scenario, self._folder = scenario, settings.replica_dir
+        self._serve, self._batch_size = serve, serve.batch_size
+        self._ledger, self.service_log = ledger, ledger.service_log
+        self._seed = settings.seed + settings.replica
         self._samples_per_s = serve.batch_size / pass_s
-        self._settle_s, self._test_s = settle_s, scenario.test_s(record_s)
+        self._settle_s = times.settle_s if times else 0.0
+        self._test_s = scenario.test_s(times.record_s if times else 60.0)
         self._batcher = Batcher(serve.batch_size, (scenario.max_wait_ms or 0.0) / 1e3, None, ledger.on_depth)
         self._service = Service(self._batcher, serve, ledger, self._answer)
         self._offline: list[int] = []

@@ -25,6 +25,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 
 from harness.replica.errors import CannotBeMetError
+from harness.replica.frontends import Frontend
 from harness.replica.frontends.batching import NS_PER_S, Batcher, BatchLedger, Passes, Pending, Service
 from harness.spec.scenario import ScenarioSpec
 
@@ -51,7 +52,7 @@ class BatchRequest(pydantic.BaseModel):
     inputs: int = pydantic.Field(ge=1, description="Inputs to serve, at most the largest batch.")
 
 
-class HttpFrontend:
+class HttpFrontend(Frontend):
     """Serves whoever asks on a port of its own.
 
     Raises:
@@ -68,7 +69,7 @@ class HttpFrontend:
         phase: Callable[[], str],
     ) -> None:
         self._batch_size = serve.batch_size
-        self._ledger = ledger
+        self._epoch_ns, self.service_log = ledger.metrics.epoch_ns, ledger.service_log
         self._phase = phase
         self._batcher = Batcher(
             serve.batch_size,
@@ -218,7 +219,7 @@ class HttpFrontend:
         said = request.headers.get(INTENDED_HEADER, "")
         if not said.isdecimal() or len(said) > _MOST_DIGITS:
             return arrived_ns
-        intended_ns = int(said) - self._ledger.epoch_ns
+        intended_ns = int(said) - self._epoch_ns
         return intended_ns if arrived_ns - MOST_EARLY_NS < intended_ns < arrived_ns else arrived_ns
 
 

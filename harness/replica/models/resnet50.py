@@ -1,4 +1,4 @@
-"""ResNet-50 image classification: 25,557,032 parameters, 224 x 224 images, 1,000 classes; and its training.
+"""ResNet-50 image classification: 25,557,032 parameters, 224 x 224 images, 1,000 classes; its training, and sessions of it.
 
 The architecture of He et al. 2015, with the stride in the 3 x 3 convolution (v1.5). Tensors are named as in
 the `transformers` library's ``ResNetForImageClassification``, whose checkpoints load as they are. Training is on images of
@@ -7,6 +7,8 @@ CIFAR-10's shape, 32 x 32 pixels of 10 classes (23,528,522 parameters), by stoch
 
 from __future__ import annotations
 
+import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -15,6 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
+from harness.replica.custom_metrics import Activity
 from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, fp8, image_input
 from harness.replica.models.checkpoint import ModelShape, Number
@@ -246,6 +249,50 @@ def drawn_bytes(size: tuple[int, int, int, int], generator: torch.Generator, *, 
 
 
 make = ResNet50
+_OF_A_SESSION = ("burst_requests", "think_s")
+
+
+class Notebook:
+    """An interactive session, as in a notebook: bursts of work, and time to think in between, which is no latency.
+
+    A burst has a random number of requests (geometric), a pause a random length (exponential); both come from the seed and the
+    replica, so that sessions differ from each other and a session does not from run to run.
+    """
+
+    name = "notebook"
+
+    def __init__(self, settings: Settings) -> None:
+        self._mean_requests = settings.whole("burst_requests", 100, 1)
+        self._mean_think_s = settings.number("think_s", 2.0)
+        options = {name: value for name, value in settings.options.items() if name not in _OF_A_SESSION}
+        self._work = ResNet50(dataclasses.replace(settings, options=options))
+        self.model, self.pool = self._work.model, self._work.pool
+        self.answer, self.serving, self.describe = self._work.answer, self._work.serving, self._work.describe
+        seed = settings.seed * 1_000_003 + settings.replica
+        self._random = random.Random(seed)  # noqa: S311 - a session to repeat, not a secret
+        self._activity = Activity()
+
+    def published(self) -> tuple[Activity]:
+        """Return what ``/metrics`` shows besides latencies."""
+        return (self._activity,)
+
+    def outcome(self) -> dict[str, object]:
+        """Return the seconds spent working and thinking since the warm-up."""
+        return {f"{state}_seconds": round(spent_ns / 1e9, 6) for state, spent_ns in self._activity.spent_ns().items()}
+
+    def think_s(self) -> float:
+        """Return the pause before the next request, in seconds: 0 inside of a burst."""
+        if self._random.random() * self._mean_requests >= 1.0:
+            return 0.0
+        return self._random.expovariate(1.0) * self._mean_think_s
+
+    def infer(self) -> int:
+        """Serve one batch; returns its size."""
+        self._activity.enter("active")
+        try:
+            return self._work.infer()
+        finally:
+            self._activity.enter("idle")
 
 
 def labelled_images(images: int, patterns: Tensor, generator: torch.Generator) -> LabelledBatch:

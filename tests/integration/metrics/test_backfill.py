@@ -18,7 +18,7 @@ from harness.metrics.recorder import Recorder
 from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.rows import Missing
 from harness.metrics.scrape import PublishedFamily
-from harness.replica.metrics import BUCKET_BOUNDS_NS
+from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources, replica_sample
 

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.replica.frontends.batching import Passes
+from harness.replica.frontends.batching import BatchLedger, Passes
 from harness.replica.frontends.loadgen import LoadGenFrontend, offsets_ns
+from harness.replica.metrics import RequestMetrics
+from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -68,16 +70,11 @@ def test_every_scenario_runs_under_the_real_loadgen(under, scenario, batch_size,
 
 def test_offline_goes_on_while_loadgen_prepares_its_test_and_writes_its_log(tmp_path):
     recorded = []
-    frontend = LoadGenFrontend(
-        ScenarioSpec(kind="offline", duration_s=0.1),
-        Passes(SimpleNamespace(infer=lambda: 4), 4),
-        SimpleNamespace(add=lambda batch, *_times: recorded.append(batch), on_depth=lambda _depth: None),
-        seed=1,
-        folder=tmp_path,
-        pass_s=0.001,
-        settle_s=0.0,
-        record_s=1.0,
-    )
+    ledger = BatchLedger(RequestMetrics(), None)
+    ledger.add = lambda batch, *_times: recorded.append(batch)
+    scenario = ScenarioSpec(kind="offline", duration_s=0.1)
+    serve = Passes(SimpleNamespace(infer=lambda: 4), 4)
+    frontend = LoadGenFrontend(Settings(replica_dir=tmp_path), scenario, serve, ledger, pass_s=0.001)
 
     test = frontend._run_one(0, "test", 0.1, threading.Event())
 

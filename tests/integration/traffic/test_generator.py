@@ -17,7 +17,7 @@ import pytest
 from harness.replica.engine.servers import takes_connections
 from harness.results.requests import GENERATED
 from harness.traffic.arrivals import of_targets
-from harness.traffic.generator import LoadPlan, main
+from harness.traffic.generator import main
 from harness.traffic.records import BROKEN, UNANSWERED
 from tests.support.generated_load import ROOT, fake_service, plan_for, records, run, start
 from tests.support.ports import free_port
@@ -203,11 +203,6 @@ def test_a_plan_that_cannot_be_read_is_one_line_and_code_2(tmp_path, capsys):
     assert capsys.readouterr().err.count("load: no plan to run") == 3
 
 
-def test_a_plan_survives_the_disk():
-    plan = LoadPlan(targets=[("127.0.0.1", 1), ("::1", 2)], rate=2.5, log="x", duration_s=3.0)
-    assert LoadPlan.parse(plan.to_json()) == plan
-
-
 def test_a_load_pod_sends_its_shard_and_hands_out_the_log(tmp_path):
     port = free_port()
 
@@ -217,7 +212,7 @@ def test_a_load_pod_sends_its_shard_and_hands_out_the_log(tmp_path):
 
     with fake_service(1.0) as first, fake_service(1.0) as second:
         plan = plan_for(first, tmp_path, targets=[("127.0.0.1", first), ("127.0.0.1", second)], duration_s=None)
-        told = {"LOAD_PLAN": plan.to_json(), "LOAD_SHARDS": "2", "REPLICA": "1", "REPLICA_DIR": str(tmp_path)}
+        told = {"LOAD_PLAN": plan.model_dump_json(), "LOAD_SHARDS": "2", "REPLICA": "1", "REPLICA_DIR": str(tmp_path)}
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **told, "PORT": str(port)}
         with subprocess.Popen([sys.executable, "-m", "harness.traffic.pod"], env=environment, cwd=tmp_path) as pod:
             assert eventually(lambda: takes_connections(port))

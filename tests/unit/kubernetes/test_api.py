@@ -13,8 +13,8 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.watch import Watcher
 from harness.errors import BackendError, ClusterError
 from harness.metrics.prometheus.client import PrometheusServer
-from harness.replica.server import MetricsServer, Response
 from harness.spec import KubernetesSpec
+from harness.traffic.endpoint import Endpoint, Response
 from tests.support.fake_cluster import Review
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import eventually
@@ -121,7 +121,7 @@ def test_a_token_that_was_renewed_is_taken_by_watches_downloads_and_queries_of_p
         "/latencies": lambda: Response(200, b"all of it"),
         "/api/v1/query": lambda: Response(200, json.dumps(answer).encode(), "application/json"),
     }
-    pod = MetricsServer("127.0.0.1", 0, routes)
+    pod = Endpoint("127.0.0.1", 0, routes)
     api.apply(f"{PODS}/a", {"metadata": {"name": "a"}, "spec": {"containers": [{"image": "x"}]}})
     api.patch(f"{PODS}/a/status", {"status": {"podIP": "127.0.0.1"}})
     other = api.until(threading.Event())
@@ -258,7 +258,7 @@ def test_a_file_arrives_whole_however_often_its_connection_breaks(spec, proxy, t
     data = random.Random(1).randbytes(3_000_000)
     (tmp_path / "log").write_bytes(data)
     routes = {"/latencies": lambda: Response(200, b"", "application/octet-stream", tmp_path / "log")}
-    replica = MetricsServer("127.0.0.1", 0, routes)
+    replica = Endpoint("127.0.0.1", 0, routes)
     direct = KubernetesApi(spec())
     direct.apply(f"{PODS}/a", {"metadata": {"name": "a"}, "spec": {"containers": [{"image": "x"}]}})
     direct.patch(f"{PODS}/a/status", {"status": {"podIP": "127.0.0.1"}})

@@ -11,8 +11,8 @@ from harness.backends.kubernetes import monitoring, rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.cli.app import app
 from harness.errors import UsageError
-from harness.replica.server import MetricsServer, Response
 from harness.spec import KubernetesSpec
+from harness.traffic.endpoint import Endpoint, Response
 from tests.support import fake_admission, schemas
 from tests.support.fake_cluster import Review
 
@@ -44,7 +44,7 @@ def prometheus():
 
 @pytest.fixture
 def doctor(cluster, tmp_path):
-    server = MetricsServer("127.0.0.1", 0, prometheus())
+    server = Endpoint("127.0.0.1", 0, prometheus())
     file = tmp_path / "mine.yaml"
     kubeconfig = cluster.write_kubeconfig(tmp_path / "kubeconfig")
     file.write_text(CAMPAIGN.format(kubeconfig=kubeconfig, prometheus=f"http://127.0.0.1:{server.port}"))

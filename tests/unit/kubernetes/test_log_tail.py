@@ -8,9 +8,9 @@ import pytest
 from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import PodReplica
-from harness.replica.server import MetricsServer, Response
 from harness.results import layout
 from harness.spec import KubernetesSpec
+from harness.traffic.endpoint import Endpoint, Response
 from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import eventually
 
@@ -42,7 +42,7 @@ class Following:
         self.judge, self.notices, self.asked_s = judge or Judge(), [], []
         self.api = KubernetesApi(KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(folder / "kubeconfig"))))
         routes = {"/latencies": lambda: Response(200, b"", "application/octet-stream", log)}
-        self.server = MetricsServer("127.0.0.1", 0, routes)
+        self.server = Endpoint("127.0.0.1", 0, routes)
         for index in range(replicas):
             self.make(index)
         cluster.before = lambda _verb, target: "proxy" in target.subresource and self.asked_s.append(time.monotonic())

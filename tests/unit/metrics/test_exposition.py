@@ -6,7 +6,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from harness.errors import MetricsError
 from harness.metrics.catalogue import LATENCY, REQUESTS
 from harness.metrics.scrape import ReplicaParser
-from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
+from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
+from harness.replica.metrics import RequestMetrics
 
 PLAIN = """# HELP inference_latency_seconds x
 # TYPE inference_latency_seconds histogram
@@ -37,7 +38,7 @@ def test_reads_what_the_replicas_really_write():
     metrics = RequestMetrics({"workload": 'we"ird\n{le="1"}'})
     for latency_ns in (2_000_000, 3_000_000, 70_000_000_000):
         metrics.observe(latency_ns, 1)
-    sample = ReplicaParser().parse(metrics.render().decode())
+    sample = ReplicaParser().parse(metrics.render())
     (total, count, *buckets), bounds = of(sample, LATENCY)
     assert len(bounds) == len(buckets) == len(BUCKET_BOUNDS_NS) + 1
     assert of(sample, REQUESTS)[0] == [count] == [buckets[-1]] == [3]

@@ -6,7 +6,6 @@ import time
 import numpy as np
 import pytest
 
-from harness.replica.custom_metrics import Histogram
 from harness.replica.frontends.batching import Batcher, BatchLedger, Passes, Pending, Service, batch_sizes
 from harness.replica.metrics import RequestMetrics
 from harness.traffic.records import RecordLog
@@ -152,15 +151,14 @@ def test_what_is_begun_and_not_answered_is_turned_away_with_what_waits():
 
 
 def test_latency_counts_from_the_intended_time_and_service_time_stands_beside_it(tmp_path):
-    metrics, services = RequestMetrics(), Histogram("inference_service_seconds", "x")
-    logs = RecordLog(tmp_path / "latencies.bin"), RecordLog(tmp_path / "services.bin")
-    ledger = BatchLedger(metrics, services, *logs)
+    metrics = RequestMetrics(log=RecordLog(tmp_path / "latencies.bin"))
+    ledger = BatchLedger(metrics, tmp_path)
     queue, model = batcher(), Model(takes_s=0.01)
     now_ns = time.perf_counter_ns()
     queue.offer(Pending(3, now_ns - 50 * MS, now_ns, None))
 
     assert Service(queue, model, ledger, lambda *_: None).serve_next() == 1
-    for log in logs:
+    for log in (metrics.log, ledger.service_log):
         log.close()
     latency, service = (np.fromfile(tmp_path / name, "<i8") for name in ("latencies.bin", "services.bin"))
 
@@ -169,8 +167,8 @@ def test_latency_counts_from_the_intended_time_and_service_time_stands_beside_it
     assert 10 * MS <= service[1] < latency[1] - 45 * MS
     assert latency[0] + latency[1] == service[0] + service[1]
     assert metrics.requests == 1
-    assert b"inference_inputs_total 3\n" in metrics.render()
-    assert f"inference_service_seconds_sum {service[1] / 1e9:.9f}" in services.render()
+    assert "inference_inputs_total 3\n" in metrics.render()
+    assert f"inference_service_seconds_sum {service[1] / 1e9:.9f}" in metrics.render()
 
 
 class Whole:

@@ -50,7 +50,7 @@ def test_every_metric_is_documented_with_its_kind():
     metrics.publish(*(family for families in own.values() for family in families))
     published = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
-        for family in text_string_to_metric_families(metrics.render().decode())
+        for family in text_string_to_metric_families(metrics.render())
     }
     assert documented == published
     for workload, families in own.items():

@@ -9,16 +9,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from harness.metrics.catalogue import LATENCY, PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS, REQUESTS
 from harness.metrics.scrape import ReplicaParser
-from harness.replica.custom_metrics import Activity, Counter, Histogram
-from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
+from harness.replica.custom_metrics import BUCKET_BOUNDS_NS, Activity, Counter, Histogram
+from harness.replica.metrics import RequestMetrics
 
 
 def scraped(metrics):
     """Samples by name and, for a bucket, its bound."""
-    page = metrics.render()
     return {
         (sample.name, float(sample.labels["le"])) if "le" in sample.labels else sample.name: sample.value
-        for family in text_string_to_metric_families(page if isinstance(page, str) else page.decode())
+        for family in text_string_to_metric_families(metrics.render())
         for sample in family.samples
     }
 
@@ -64,13 +63,11 @@ def test_counts_are_cumulative_and_sum_is_exact():
     samples = scraped(metrics)
     assert samples["inference_latency_seconds_count"] == samples["inference_requests_total"] == 5
     assert samples["inference_inputs_total"] == 20
-    assert b"inference_latency_seconds_sum 121.011050000\n" in metrics.render()
+    assert "inference_latency_seconds_sum 121.011050000\n" in metrics.render()
 
 
 def test_types_are_what_prometheus_expects():
-    families = {
-        family.name: family.type for family in text_string_to_metric_families(RequestMetrics().render().decode())
-    }
+    families = {family.name: family.type for family in text_string_to_metric_families(RequestMetrics().render())}
     assert families == {
         "inference_latency_seconds": "histogram",
         "inference_requests": "counter",
@@ -88,7 +85,7 @@ def test_queue_depth_is_the_request_in_flight():
 
 def test_labels_are_escaped():
     text = 'a "quoted" \\ name\nin two lines'
-    *_, info = text_string_to_metric_families(RequestMetrics({"workload": text}).render().decode())
+    *_, info = text_string_to_metric_families(RequestMetrics({"workload": text}).render())
     assert info.samples[0].labels == {"workload": text}
 
 
@@ -178,9 +175,9 @@ def test_the_recorder_finds_all_that_the_catalogue_is_made_of():
     own += [Histogram(name, "x") for name in sorted(PUBLISHED_HISTOGRAMS)]
     metrics.publish(*own)
     own[-1].observe(2_000_000)
-    sample = ReplicaParser().parse(metrics.render().decode())
+    sample = ReplicaParser().parse(metrics.render())
     assert set(sample.families) == {REQUESTS, LATENCY, *PUBLISHED_COUNTERS, *PUBLISHED_HISTOGRAMS}
     family = sample.families[max(PUBLISHED_HISTOGRAMS)]
     assert sample.counters[family.at : family.at + 2].tolist() == [0.002, 1]
     metrics.forget_warm_up()
-    assert ReplicaParser().parse(metrics.render().decode()).counters.sum() == 0
+    assert ReplicaParser().parse(metrics.render()).counters.sum() == 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.replica.errors import SettingError
-from harness.replica.models import notebook, resnet50
+from harness.replica.models import resnet50
 from harness.replica.settings import Settings
 
 SESSION = Settings(workload="notebook", device="cpu", batch_size=2, options={"model_size": "tiny"})
@@ -16,7 +16,7 @@ SESSION = Settings(workload="notebook", device="cpu", batch_size=2, options={"mo
 
 def made(options=None, **changes):
     options = dict(SESSION.options) | (options or {})
-    return notebook.make(dataclasses.replace(SESSION, options=options, **changes))
+    return resnet50.Notebook(dataclasses.replace(SESSION, options=options, **changes))
 
 
 def pauses(workload, number=4000):

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from harness.replica.engine.own_metrics import FILE_NAME, OwnMetrics, parse
+from harness.replica.engine.servers import FILE_NAME, OwnMetrics, parse
 from harness.replica.errors import WorkloadError
 from tests.support.processes import eventually
 

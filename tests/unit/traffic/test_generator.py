@@ -20,7 +20,7 @@ def test_shards_divide_the_servers_and_leave_each_its_rate():
     ]
     first, second = (list(itertools.islice(arrivals(each.rate, "poisson", each.seed), 9)) for each in shards)
     assert set(first).isdisjoint(second), "arrivals of their own"
-    assert LoadPlan.parse(shards[0].to_json()) == shards[0]
+    assert LoadPlan.model_validate_json(shards[0].model_dump_json()) == shards[0]
 
 
 def test_what_shards_sent_is_merged_exactly(tmp_path):

@@ -21,9 +21,9 @@ from tests.unit.traffic.engines import HOST, engine
 
 
 def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
-    families, metrics = Families(streams=True), RequestMetrics()
     log = RecordLog(tmp_path / "latencies.bin")
-    ledger = ServerLedger(families, metrics, log, tmp_path)
+    families, metrics = Families(streams=True), RequestMetrics(log=log)
+    ledger = ServerLedger(families, metrics, tmp_path)
     metrics.publish(*families.published)
     begin_ns = time.perf_counter_ns()
     token_ns = [begin_ns + 30, begin_ns + 35, begin_ns + 55]
@@ -44,7 +44,7 @@ def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
     assert [gap for _, gap in gaps] == [5, 20]
     assert gaps[1][0] - gaps[0][0] == 5
     assert list(struct.iter_unpack("<2q", (tmp_path / "latencies.bin").read_bytes())) == [(good[0], 60)]
-    text = metrics.render().decode()
+    text = metrics.render()
     assert "inference_requests_total 1\n" in text
     assert "inference_client_failed_requests_total 1\n" in text
     assert "inference_client_itl_seconds_count 2\n" in text
@@ -65,7 +65,7 @@ def load_of(settings, ledger, *, client=None, asks=None, alive=lambda: None):
 
 @pytest.fixture
 def ledger(tmp_path):
-    return ServerLedger(Families(streams=False), RequestMetrics(), None, tmp_path)
+    return ServerLedger(Families(streams=False), RequestMetrics(), tmp_path)
 
 
 def asked_until(stopping, server, settings, ledger, alive=lambda: None):

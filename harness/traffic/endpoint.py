@@ -1,4 +1,4 @@
-"""The replica's HTTP endpoint: GET /metrics, /health, /status and /latencies.
+"""The HTTP endpoint of a replica and of a pod that sends: what is GET of each of a few paths.
 
 Small on purpose. The standard library's HTTP server parses headers as e-mail and answers in several writes,
 which costs the request loop its interpreter lock and a kept-alive client 40 ms (Nagle's algorithm against
@@ -37,7 +37,7 @@ class Response:
 Routes = dict[str, Callable[[], Response]]
 
 
-class MetricsServer(socketserver.ThreadingTCPServer):
+class Endpoint(socketserver.ThreadingTCPServer):
     """Serves ``routes`` on ``host:port`` (port 0: any free one) from a thread of its own. Raises OSError."""
 
     allow_reuse_address = True
@@ -49,7 +49,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
         self.routes = routes
         self._free = threading.Semaphore(_MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="metrics-server", daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="endpoint", daemon=True)
         self._thread.start()
 
     @property
@@ -89,7 +89,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     timeout = 60
     disable_nagle_algorithm = True
-    server: MetricsServer
+    server: Endpoint
 
     def handle(self) -> None:
         while (line := self.rfile.readline(_MAX_LINE_BYTES)).strip():
@@ -123,8 +123,9 @@ class _Handler(socketserver.StreamRequestHandler):
     def _answer(self, method: str, target: str) -> Response:
         if method not in {"GET", "HEAD"}:
             return Response(405, b"only GET is served here\n")
-        route = self.server.routes.get(target.partition("?")[0])
-        return route() if route else Response(404, b"try /metrics, /health, /status or /latencies\n")
+        routes = self.server.routes
+        route = routes.get(f"/{target.partition('?')[0].strip('/')}")  # who hands it on may add to it
+        return route() if route else Response(404, f"try {', '.join(routes)}\n".encode())
 
     def _send(self, response: Response, *, keep: bool, head: bool = False) -> None:
         header = _header(response.status, response.content_type, len(response.body), keep=keep)

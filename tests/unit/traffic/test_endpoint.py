@@ -1,4 +1,4 @@
-"""The replica's HTTP endpoint, spoken to over real sockets."""
+"""The HTTP endpoint of a replica and a load pod, spoken to over real sockets."""
 
 import http.client
 import socket
@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from harness.replica import server as module
-from harness.replica.server import MetricsServer, Response
+from harness.traffic import endpoint as module
+from harness.traffic.endpoint import Endpoint, Response
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def server():
         "/metrics": lambda: Response(200, b"value 1\n"),
         "/health": lambda: Response(503, b"{}\n", "application/json"),
     }
-    server = MetricsServer("127.0.0.1", 0, routes)
+    server = Endpoint("127.0.0.1", 0, routes)
     yield server
     server.close()
 
@@ -28,7 +28,7 @@ def connection(server):
     connection.close()
 
 
-def raw(server: MetricsServer, request: bytes) -> bytes:
+def raw(server: Endpoint, request: bytes) -> bytes:
     """Everything the server says until it closes the connection."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(request)
@@ -38,7 +38,7 @@ def raw(server: MetricsServer, request: bytes) -> bytes:
 def test_port_0_takes_a_free_port_and_a_taken_one_is_an_error(server):
     assert server.port > 0
     with pytest.raises(OSError, match="in use"):
-        MetricsServer("127.0.0.1", server.port, {})
+        Endpoint("127.0.0.1", server.port, {})
 
 
 def test_routes_answer_with_status_type_and_body(connection):
@@ -70,7 +70,8 @@ def test_a_kept_connection_answers_at_once_again_and_again(connection):
 
 def test_unknown_paths_and_methods_are_refused(connection):
     connection.request("GET", "/secret")
-    assert connection.getresponse().read() == b"try /metrics, /health, /status or /latencies\n"
+    response = connection.getresponse()
+    assert (response.status, response.read()) == (404, b"try /metrics, /health\n")
     connection.request("POST", "/metrics", body=b"data")
     response = connection.getresponse()
     assert (response.status, response.getheader("Connection")) == (405, "close")
@@ -136,7 +137,7 @@ def test_a_file_is_sent_whole_or_from_a_byte_on(server, connection, tmp_path, wa
 
 def test_too_many_connections_are_hung_up_on_and_the_others_are_served(monkeypatch):
     monkeypatch.setattr(module, "_MAX_CONNECTIONS", 2)
-    small = MetricsServer("127.0.0.1", 0, {"/metrics": lambda: Response(200, b"value 1\n")})
+    small = Endpoint("127.0.0.1", 0, {"/metrics": lambda: Response(200, b"value 1\n")})
     held = [http.client.HTTPConnection("127.0.0.1", small.port, timeout=60) for _ in range(2)]
     try:
         for connection in held:
