@@ -7,9 +7,7 @@ What follows from results is in the journal before it runs.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +32,7 @@ from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
 from harness.spec.load import require
 
 if TYPE_CHECKING:
-    from harness.analysis.campaign import CampaignAnalysis, ConfigurationKey
+    from harness.analysis.campaign import ConfigurationKey
 
 POINT, POINTS_END = "stress-point", "stress-ends"
 BLOCK, BLOCKS_END = "repeats-block", "repeats-end"
@@ -45,14 +43,8 @@ LOG_LAG_S = 1.0
 _NS = 1e9
 
 
-class Planner(ABC):
-    """What a campaign runs.
-
-    Args:
-        folder: of the campaign.
-        journal: told of what is decided on the way; None: nothing will be run.
-        say: likewise, for people.
-    """
+class Planner:
+    """What a campaign runs: here everything at once. ``journal`` and ``say`` hear what is decided; without them nothing will be run."""
 
     kind = ""
     """Key of its answers in documents."""
@@ -88,17 +80,17 @@ class Planner(ABC):
         self._given |= names
         return experiments
 
-    @abstractmethod
     def _replayed(self) -> list[ExperimentSpec]:
-        """What an earlier run was given, in its order."""
+        """What an earlier run was given, in its order; of a matrix all of it."""
+        return self._planned
 
-    @abstractmethod
     def _decided(self) -> list[ExperimentSpec]:
         """What follows from the results."""
+        return []
 
-    @abstractmethod
     def known(self) -> list[ExperimentSpec]:
         """What has been run or runs next, as far as that is known."""
+        return self._planned
 
     def answers(self) -> list[str]:
         """What is known by now, in sentences."""
@@ -129,20 +121,6 @@ class Planner(ABC):
     @cached_property
     def _planned(self) -> list[ExperimentSpec]:
         return expand(self.spec)
-
-
-class MatrixPlanner(Planner):
-    """Everything at once."""
-
-    def _replayed(self) -> list[ExperimentSpec]:
-        return self._planned
-
-    def _decided(self) -> list[ExperimentSpec]:
-        return []
-
-    def known(self) -> list[ExperimentSpec]:
-        """All."""
-        return self._planned
 
 
 class StressPlanner(Planner):
@@ -244,8 +222,7 @@ class UntilKnownPlanner(Planner):
         """Why no other block is begun; empty when one is."""
         if not progress.following:
             return "No repeats are left to do."
-        cost = estimate(block)
-        if self._wanted.budget is None or self._spent_s() + cost.duration_s + cost.starts_s <= self._wanted.budget_s:
+        if self._wanted.budget is None or self._spent_s() + estimate(block).total_s <= self._wanted.budget_s:
             return ""
         return f"The budget of {self._wanted.budget} leaves no time for what comes next."
 
@@ -275,7 +252,7 @@ def planner_of(
 ) -> Planner:
     """The planner that the campaign asks for."""
     spec = folder.spec
-    kind = StressPlanner if spec.stress else UntilKnownPlanner if spec.until_known else MatrixPlanner
+    kind = StressPlanner if spec.stress else UntilKnownPlanner if spec.until_known else Planner
     return kind(folder, journal, say)
 
 
@@ -286,45 +263,10 @@ def _figures(path: Path) -> Figures:
     return {} if data.manifest.verdict.status is Status.INVALID else measure(data).figures
 
 
-@dataclass(frozen=True, slots=True)
-class ReproductionPlanner:
-    """What of a published campaign runs again: all of it, then once more repeats of what their spread leaves undecided.
-
-    Attributes:
-        source: what ran.
-        published: what came of it.
-        measures: what decides.
-        within: relative difference that counts as none.
-        most: repeats of a cell that there may be here.
-    """
-
-    source: CampaignSource
-    published: CampaignAnalysis
-    measures: Sequence[str]
-    within: float
-    most: int
-
-    def following(self, ran: Sequence[CampaignAnalysis]) -> CampaignSource | None:
-        """The campaign to run next, after those that ran here; None when there is none."""
-        from harness.analysis.contrasts.reproduction import more_repeats
-
-        if not ran:
-            return self.source
-        if len(ran) > 1:
-            return None
-        more = more_repeats(self.published, ran[0], self.measures, within=self.within, most=self.most)
-        return with_more_repeats(self.source, more) if more else None
-
-
 def published_source(folder: Path, said: Path) -> CampaignSource:
-    """What a verified campaign ran: with the defaults of then, not with those of this version.
+    """What a verified campaign ran, with the defaults of then; ``said`` is what the user gave: the folder, or its archive.
 
-    ``said`` is what the user gave: the folder, or the archive that it was unpacked from.
-
-    Raises:
-        VerificationError: a file is not what it should be, or nothing is finished.
-        ResultsPathError: it is no campaign, or of a version that this one cannot run.
-        CampaignFileError: it asks for what its backend cannot do, or what was removed.
+    Raises VerificationError, ResultsPathError and CampaignFileError where it is damaged, no campaign, or not to be run by this version.
     """
     verify_campaign(folder).of(said).refuse()
     spec = open_folder(folder).spec
@@ -421,12 +363,10 @@ class StopRule:
             "recorded_s": recorded_s,
             "figures": {
                 name: {
-                    "figure": None if math.isnan(estimate.mean) else estimate.mean,
-                    "low": estimate.low,
-                    "high": estimate.high,
-                    "note": estimate.note,
+                    "figure": None if math.isnan(seen.mean) else seen.mean,
+                    **{key: getattr(seen, key) for key in ("low", "high", "note")},
                 }
-                for name, estimate in self._looks.estimates.items()
+                for name, seen in self._looks.estimates.items()
             },
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,14 +26,12 @@ from harness.results.manifest import Status
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
-    from harness.analysis.contrasts.reproduction import Line, Reproduced, Reproduction
+    from harness.analysis.contrasts.reproduction import Line, Reproduction
     from harness.spec import CampaignSpec
 
 WITHIN_PERCENT = 10.0
 MISSING = "MISSING"
 """In place of the status of an experiment that the campaign asks for and that is not there."""
-
-
 _REASONS = {
     PreflightError: "preflight",
     ExperimentsFailedError: FailOn.INVALID.value,
@@ -45,7 +43,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What was limits.
+    """What was asked.
 
     Attributes:
         wanted: what to fail on.
@@ -67,7 +65,7 @@ class Thresholds:
             )
 
     def refuse_unanswerable(self, spec: CampaignSpec) -> None:
-        """Raise UsageError where no result of this campaign could answer what is limits."""
+        """Raise UsageError where no result of this campaign could answer what is asked."""
         self.refuse_without_slo(spec)
         if self.baseline is None:
             return
@@ -105,19 +103,13 @@ class Thresholds:
         except PreflightError as error:
             failures.append(error)
         if FailOn.SLO in self.wanted and (short := too_short(spec)):
-            failures.append(
-                ObjectiveMissedError(
-                    " ".join(short), advice="Record longer, or ask at a higher rate, so that it can pass."
-                )
-            )
+            advice = "Record longer, or ask at a higher rate, so that it can pass."
+            failures.append(ObjectiveMissedError(" ".join(short), advice=advice))
         warnings = [finding for finding in findings if finding.severity is IssueLevel.WARNING]
         if FailOn.DEGRADED in self.wanted and warnings:
-            failures.append(
-                DegradedError(
-                    f"Preflight warns: {' '.join(finding.message for finding in warnings)}",
-                    advice=" ".join(dict.fromkeys(finding.advice for finding in warnings if finding.advice)),
-                )
-            )
+            advice = " ".join(dict.fromkeys(finding.advice for finding in warnings if finding.advice))
+            message = f"Preflight warns: {' '.join(finding.message for finding in warnings)}"
+            failures.append(DegradedError(message, advice=advice))
         return Judgement(failures)
 
     def judge(
@@ -144,15 +136,13 @@ class Thresholds:
             what = f"{len(bad)} of {len(statuses)} experiments are {' and '.join(dict.fromkeys(bad.values()))}"
             failures.append(ExperimentsFailedError(f"{what}: {', '.join(bad)}.", advice=advice))
         if FailOn.SLO in self.wanted and (unmet or not slo):
-            which = ", ".join(unmet) or "no experiment was judged by one"
-            failures.append(
-                ObjectiveMissedError(
-                    f"The objective is not met, or not decidable: {which}.",
-                    advice="The report says by how much; a longer recording decides more.",
-                )
+            what = (
+                f"The objective is not met, or not decidable: {', '.join(unmet) or 'no experiment was judged by one'}."
             )
-        if FailOn.REGRESSION in self.wanted and (failure := _regression(compared)):
-            failures.append(failure)
+            by_how_much = "The report says by how much; a longer recording decides more."
+            failures.append(ObjectiveMissedError(what, advice=by_how_much))
+        if FailOn.REGRESSION in self.wanted:
+            failures += _regressions([reproduction for _, reproduction in compared])
         if FailOn.DEGRADED in self.wanted and degraded:
             what = f"{len(degraded)} of {len(statuses)} experiments are DEGRADED: {', '.join(degraded)}."
             failures.append(DegradedError(what, advice="The report gives the reason of each."))
@@ -182,7 +172,7 @@ class Judgement:
     def document(self) -> dict[str, Any]:
         """For ``--json``: every failure with its exit code, and every cell compared with the baseline."""
         regression = [
-            {"campaign": name, **reproduction.to_dict(), "worse": worse(reproduction)}
+            {"campaign": name, **reproduction.to_dict(), "worse": _worse(reproduction)}
             for name, reproduction in self.compared
         ]
         failed = [
@@ -193,14 +183,21 @@ class Judgement:
 
     def sentences(self) -> list[str]:
         """What the comparison with the baseline says, for people."""
-        return [sentence for name, reproduction in self.compared for sentence in _told(name, reproduction)]
+        sentences = []
+        for name, reproduction in self.compared:
+            outcomes = Counter(_outcome(line) for cell in reproduction.cells for line in cell.lines)
+            order = ("worse", "better", Outcome.AGREES.value, Outcome.NOT_DECIDABLE.value)
+            counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
+            sentences += [f"differs from the baseline: {sentence}" for sentence in reproduction.environment]
+            within = f"figures within {100 * reproduction.within:g} %"
+            sentences.append(f"{name} against the baseline, {within}: {counts}.")
+        return sentences
 
     def refuse(self) -> None:
         """Raise the failure with the lowest exit code; its message says all of them."""
-        if not self.failures:
-            return
-        first = self.failures[0]
-        raise type(first)(" ".join(failure.message for failure in self.failures), advice=first.advice)
+        if self.failures:
+            first = self.failures[0]
+            raise type(first)(" ".join(failure.message for failure in self.failures), advice=first.advice)
 
 
 def thresholds(
@@ -211,18 +208,7 @@ def thresholds(
     campaigns: int = 1,
     latency_limit_ms: float | None = None,
 ) -> Thresholds:
-    """What the options ask.
-
-    Args:
-        fail_on: as given.
-        baseline: likewise.
-        within_percent: likewise.
-        campaigns: how many are judged; of several the first is the baseline.
-        latency_limit_ms: of the p99, in place of the campaigns' objective.
-
-    Raises:
-        UsageError: options that do not go together.
-    """
+    """What the options ask of so many campaigns, of which the first is the baseline. Raises UsageError where they do not go together."""
     wanted = frozenset(fail_on or ())
     regression = FailOn.REGRESSION in wanted
     if regression and baseline is None and campaigns < 2:
@@ -298,65 +284,46 @@ def too_short(spec: CampaignSpec) -> list[str]:
         return []
     of_requests = [1 - quantile for _, what, quantile, _ in spec.slo.limits() if what != "itl"]
     allowed = [*of_requests, *filter(None, [spec.slo.error_rate])]
-    needed = max(map(fewest_requests, allowed), default=0)
+    needed, record_s = max(map(fewest_requests, allowed), default=0), spec.timing.record_s
+    rates = {
+        workload.name: (server.rate + (server.rate if server.ramp_to is None else server.ramp_to)) / 2
+        for workload in spec.workloads
+        if (server := workload.server) is not None and server.rate is not None
+    }
+    return [
+        f"{name}: {rate:g} requests/s to each server make about {rate * min(spec.replicas) * record_s:.0f} requests in "
+        f"{record_s:g} s. The objective can be called met only from {needed} requests on, even if none misses it."
+        for name, rate in rates.items()
+        if rate * min(spec.replicas) * record_s < needed
+    ]
+
+
+def _outcome(line: Line) -> str:
+    """``worse`` and ``better`` than the baseline by more than the tolerance; else whether it agrees or is not decidable."""
+    if line.outcome is not Outcome.DIFFERS:
+        return line.outcome.value
+    less = line.ratio is not None and line.ratio.mean < 1
+    # Of what is compared, throughput alone is the better the more there is.
+    return "worse" if less == (line.measure == "throughput") else "better"
+
+
+def _worse(reproduction: Reproduction) -> list[str]:
+    """Figures that are worse than the baseline's, with their whole interval; a sentence each."""
     sentences = []
-    for workload in spec.workloads:
-        server = workload.server
-        if server is None or server.rate is None:
-            continue
-        rate = (server.rate + (server.rate if server.ramp_to is None else server.ramp_to)) / 2
-        requests = rate * min(spec.replicas) * spec.timing.record_s
-        if requests < needed:
-            sentences.append(
-                f"{workload.name}: {rate:g} requests/s to each server make about {requests:.0f} requests in "
-                f"{spec.timing.record_s:g} s. The objective can be called met only from {needed} requests on, even if none misses it."
-            )
+    for cell in reproduction.cells:
+        where = "/".join(map(str, filter(None, cell.key)))
+        for measure, before, now, ratio, _ in (line.words for line in cell.lines if _outcome(line) == "worse"):
+            sentences.append(f"{where}: {measure}: {now} against {before}, {ratio} of the baseline.")
     return sentences
 
 
-def worse(reproduction: Reproduction) -> list[str]:
-    """Figures that are worse than the baseline's by more than the tolerance, with their whole interval; a sentence each."""
-    return [_worse(cell, line) for cell in reproduction.cells for line in cell.lines if _is_worse(line)]
-
-
-def _is_worse(line: Line) -> bool:
-    slower = line.ratio is not None and line.ratio.mean < 1
-    # Of what is compared, throughput alone is the better the more there is.
-    return line.outcome is Outcome.DIFFERS and slower == (line.measure == "throughput")
-
-
-def _worse(cell: Reproduced, line: Line) -> str:
-    measure, before, now, ratio, _ = line.words
-    where = "/".join(map(str, filter(None, cell.key)))
-    return f"{where}: {measure}: {now} against {before}, {ratio} of the baseline."
-
-
-def _lines(reproduction: Reproduction) -> Iterator[Line]:
-    return (line for cell in reproduction.cells for line in cell.lines)
-
-
-def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
-    if sentences := [sentence for _, reproduction in compared for sentence in worse(reproduction)]:
-        return RegressionError(
-            f"Worse than the baseline: {' '.join(sentences)}",
-            advice="See first whether the environment differs; harness report shows the runs.",
-        )
-    if not any(line.ratio and line.ratio.low for _, reproduction in compared for line in _lines(reproduction)):
-        return RegressionError(
-            "Nothing could be compared with the baseline: no figure has an interval on both sides.",
-            advice="Take repeats: 3 in the campaign file; INVALID runs are not used.",
-        )
-    return None
-
-
-def _told(name: str, reproduction: Reproduction) -> list[str]:
-    outcomes = Counter(
-        "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value
-        for line in _lines(reproduction)
-    )
-    order = ("worse", "better", Outcome.AGREES.value, Outcome.NOT_DECIDABLE.value)
-    counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
-    return [
-        *(f"differs from the baseline: {sentence}" for sentence in reproduction.environment),
-        f"{name} against the baseline, figures within {100 * reproduction.within:g} %: {counts}.",
-    ]
+def _regressions(compared: Sequence[Reproduction]) -> list[HarnessError]:
+    """What is worse, or that nothing could be compared; at most one error."""
+    if sentences := [sentence for reproduction in compared for sentence in _worse(reproduction)]:
+        advice = "See first whether the environment differs; harness report shows the runs."
+        return [RegressionError(f"Worse than the baseline: {' '.join(sentences)}", advice=advice)]
+    lines = [line for reproduction in compared for cell in reproduction.cells for line in cell.lines]
+    if any(line.ratio and line.ratio.low for line in lines):
+        return []
+    message = "Nothing could be compared with the baseline: no figure has an interval on both sides."
+    return [RegressionError(message, advice="Take repeats: 3 in the campaign file; INVALID runs are not used.")]

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -131,8 +132,8 @@ def reproduce(
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
     from harness.analysis.campaign import analyse
-    from harness.analysis.contrasts.reproduction import reproduction, wanted
-    from harness.campaign.planners import ReproductionPlanner, most_repeats, published_source, refuse_same
+    from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
+    from harness.campaign.planners import most_repeats, published_source, refuse_same, with_more_repeats
     from harness.results.published import opened
 
     if against and (results or force or most):
@@ -146,20 +147,22 @@ def reproduce(
         most = most_repeats(source, most)
         analysis = analyse(published)
         measures = wanted(analysis, measure, within=within / 100)  # before hours of running
-        if not against:
-            output.note(_what_it_takes(source, most, within))
-            for line in _foreign_code(source.spec):
-                output.note(line)
-        planner = ReproductionPlanner(source, analysis, measures, within / 100, most)
-        folders, ran = list(against or []), []
+        folders = list(against or [])
         if against:
             ran = [analyse(stack.enter_context(opened(folder))) for folder in against]
             refuse_same(published, *(run.folder for run in ran))
-        while not against and (further := planner.following(ran)):
-            if ran:
+        else:
+            output.note(_what_it_takes(source, most, within))
+            for line in _foreign_code(source.spec):
+                output.note(line)
+            run_again = partial(_run_again, archive=archive, results=results or Path("results"), force=force)
+            folders = [run_again(source, before=[])]
+            ran = [analyse(folders[0])]
+            if more := more_repeats(analysis, ran[0], measures, within=within / 100, most=most):
+                further = with_more_repeats(source, more)
                 output.note(f"the spread of these repeats asks for {further.spec.repeats} more: {_runs(further.spec)}")
-            folders.append(_run_again(further, archive, folders, results or Path("results"), force=force))
-            ran.append(analyse(folders[-1]))
+                folders.append(run_again(further, before=folders))
+                ran.append(analyse(folders[1]))
         result = reproduction(analysis, ran[0], more=ran[1:], within=within / 100, measures=measures)
     if json:
         names = {"campaign": str(folders[0]), "more": [str(folder) for folder in folders[1:]]}
@@ -201,7 +204,7 @@ def _runs(spec: "CampaignSpec") -> str:
     return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
 
 
-def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
+def _run_again(source: "CampaignSource", *, archive: Path, before: Sequence[Path], results: Path, force: bool) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.campaign.preflight import prepare
     from harness.cli.progress import run_shown

@@ -5,13 +5,13 @@ import pytest
 from harness.campaign.folder import create
 from harness.campaign.journal import Journal, read_events
 from harness.campaign.plan import expand
-from harness.campaign.planners import POINT, MatrixPlanner, StopRule, StressPlanner, UntilKnownPlanner, planner_of
+from harness.campaign.planners import POINT, Planner, StopRule, StressPlanner, UntilKnownPlanner, planner_of
 from harness.errors import HarnessError
 from harness.spec import Repeats, StopWhenKnown, StressSpec, UntilKnown
 from tests.support.experiments import campaign
 
 STRESS = {"stress": StressSpec(first=1, most=4), "replicas": [1]}
-KINDS = {MatrixPlanner: {}, StressPlanner: STRESS, UntilKnownPlanner: {"repeats": Repeats(until_known=UntilKnown())}}
+KINDS = {Planner: {}, StressPlanner: STRESS, UntilKnownPlanner: {"repeats": Repeats(until_known=UntilKnown())}}
 
 
 @pytest.mark.parametrize("kind", KINDS)
