@@ -9,22 +9,27 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.analysis.client_result import ClientResult, evaluate
-from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
+from harness.backends.base import Deployment, RecordingRequest, ReplicaDeath
 from harness.campaign import preflight
-from harness.campaign.events import Listener, Notice, ProgressWriter, RowsRecorded, StepBegins, StepEnds
-from harness.campaign.folder import CampaignFolder
-from harness.campaign.journal import Journal
+from harness.campaign.events import Notice, ProgressWriter, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
-from harness.campaign.machine_watch import MachineWatch
 from harness.campaign.plan import estimate
 from harness.campaign.planners import StopRule
-from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data, neighbour_effects
-from harness.clock import Clock
+from harness.campaign.verdict import (
+    GroupWatch,
+    MachineLock,
+    crashes,
+    give_verdict,
+    ignored_settings,
+    judge_data,
+    lack_of_memory,
+    measured_on,
+)
 from harness.errors import (
     AwayError,
     BackendError,
@@ -50,31 +55,14 @@ from harness.results.verification import verify_experiment
 from harness.spec import ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing, waiting
 
+if TYPE_CHECKING:
+    from harness.campaign.runner import CampaignRunner
+
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 REHEARSAL = "rehearsal"
 COOLDOWN_POLL_S = 1.0
 WAIT_POLL_S = {"preflight": 10.0, "deploy": 60.0}  # a start of all pods takes some ten seconds, and asks the registry
 SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
-
-
-@dataclass(slots=True)
-class CampaignContext:
-    """What every attempt of a campaign shares.
-
-    Attributes:
-        gpus: whose temperature ends a cool-down.
-        rehearsed: the backend has rehearsed in this run; set by the first attempt that did.
-        interrupted: set by whoever wants the campaign to end; it ends every wait, which a death does not.
-    """
-
-    folder: CampaignFolder
-    backend: Backend
-    clock: Clock
-    journal: Journal
-    listener: Listener
-    gpus: Callable[[], NvmlGpus] = NvmlGpus
-    rehearsed: bool = False
-    interrupted: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
@@ -92,7 +80,7 @@ class Attempt:
     number: int
     position: int
     remaining_after_s: float
-    shared: CampaignContext
+    shared: CampaignRunner
     abort: threading.Event = field(default_factory=threading.Event)
     failures: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -101,7 +89,7 @@ class Attempt:
     steps: dict[str, StepRecord] = field(default_factory=dict)
     storage_error: StorageError | None = None
     findings: list[Finding] = field(default_factory=list)
-    machine: MachineWatch = field(default_factory=MachineWatch)
+    of_machine: list[Finding] = field(default_factory=list)
     summary: RecordingSummary | None = None
     stopping: StopRule | None = None
     telemetry: TelemetrySummary | None = None
@@ -119,10 +107,6 @@ class Attempt:
         """Where the attempt's files lie until it is done."""
         return layout.attempt_folder(self.shared.folder.path, self.experiment.experiment_id, self.number)
 
-    @property
-    def _final(self) -> Path:
-        return self.shared.folder.final_folder(self.experiment.experiment_id)
-
     def measure(self) -> None:
         """Preflight, deploy, stabilise, record; and clean up, whatever came of those.
 
@@ -133,18 +117,24 @@ class Attempt:
         if not self._step("preflight", self._preflight):
             self.ended_s = self.shared.clock.now_s()
             return
-        here = self.shared.backend.name == "local"
-        with self.machine.alone(self.experiment, self.shared.clock, self.abort, self._say, here=here):
-            try:
-                _ = (
-                    self._step("deploy", self._deploy)
-                    and self._step("stabilise", self._stabilise)
-                    and self._step("record", self._record)
-                )
-            finally:
-                if self._deployment is not None:
-                    self._step("clean-up", self._clean_up)
-                self.ended_s = self.shared.clock.now_s()
+        lock = MachineLock(measured_on(self.experiment) if self._here else [])
+        lock.acquire(self.shared.clock, self.abort, self.shared.say)
+        try:
+            _ = (
+                self._step("deploy", self._deploy)
+                and self._step("stabilise", self._stabilise)
+                and self._step("record", self._record)
+            )
+        finally:
+            if self._deployment is not None:
+                self._step("clean-up", self._clean_up)
+            self.ended_s = self.shared.clock.now_s()
+            self.of_machine += lock.release()
+
+    @property
+    def _here(self) -> bool:
+        """Whether replicas run on this machine, in the control groups of this process."""
+        return self.shared.backend.name == "local"
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
@@ -155,14 +145,17 @@ class Attempt:
         stopping = self._stopping()
         remarks = [*reasons, *([stopping["why"]] if stopping else [])]
         window = Window(summary.start_s if summary else self.start_s, (summary and summary.end_s) or self.ended_s)
-        effects = neighbour_effects(experiment, self.folder, window, self.deaths, self.neighbours)
+        effects = [
+            *crashes(experiment, self.folder, window, self.deaths),
+            *lack_of_memory(experiment, self.deaths, self.neighbours),
+        ]
         for effect in effects:
-            self._say(f"{experiment.experiment_id}: {effect.message}")
+            self.shared.say(f"{experiment.experiment_id}: {effect.message}")
         self.findings = [
             *effects,
             *(Finding(Severity.INFO, ReasonCode.REMARK, "", remark) for remark in remarks),
             *judge_data(self.folder, summary, open_loop=experiment.workload.open_loop, waiting=waiting(condition)),
-            *self.machine.findings,
+            *self.of_machine,
             *ignored_settings(self.statuses),
         ]
         if summary is not None and summary.end_s is not None and self.provenance is not None:
@@ -245,13 +238,10 @@ class Attempt:
         if since_s:
             self._tell("waited", step, f"goes on: what was away is back after {waited_s:.0f} s.")
 
-    def _say(self, sentence: str) -> None:
-        self.shared.listener(Notice(sentence))
-
     def _tell(self, event: str, step: str, sentence: str) -> None:
         """For whoever watches, and for `harness status`."""
         self._log(event, step, why=sentence)
-        self._say(f"{self.experiment.experiment_id} {sentence}")
+        self.shared.say(f"{self.experiment.experiment_id} {sentence}")
 
     def _log(self, event: str, step: str, **fields: object) -> None:
         identity = self.experiment.experiment_id
@@ -271,7 +261,9 @@ class Attempt:
         folder = layout.attempt_folder(shared.folder.path, REHEARSAL, shared.folder.next_attempt(REHEARSAL))
         send = self._send if needs_load(self.experiment) else None
         with self._nothing_left(folder):
-            findings = shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._say)
+            findings = shared.backend.rehearse(
+                self.experiment, folder, abort=self.abort, send=send, notice=self.shared.say
+            )
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         shared.rehearsed = True
@@ -281,7 +273,7 @@ class Attempt:
             with storage_errors(self.folder):
                 self.folder.mkdir(parents=True)
             self._deployment = self.shared.backend.deploy(
-                self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self._say
+                self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self.shared.say
             )
             if needs_load(self.experiment):
                 self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
@@ -357,26 +349,20 @@ class Attempt:
             on_tick=lambda rows, of_rows: self.shared.listener(
                 RowsRecorded(identity, rows, of_rows, timing.window_s, writer.now)
             ),
-            notice=self._say,
+            notice=self.shared.say,
             enough=self.stopping,
         )
-        with writer, self._telemetry(self._deployment), self.machine.recorded():
-            self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
+        groups, telemetry = GroupWatch(), self._deployment.telemetry(self.folder / layout.TELEMETRY)
+        with writer:
+            if telemetry is not None:
+                telemetry.start()
+            try:
+                self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
+            finally:
+                self.telemetry = None if telemetry is None else telemetry.finish()
+        self.of_machine += groups.findings() if self._here else ()
         if self.summary.stopped:
             raise self._aborted(f"after {self.summary.rows} of {timing.rows} rows")
-
-    @contextmanager
-    def _telemetry(self, deployment: Deployment) -> Iterator[None]:
-        """The fast series beside the recording, where there is one."""
-        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY)
-        if telemetry is None:
-            yield
-            return
-        telemetry.start()
-        try:
-            yield
-        finally:
-            self.telemetry = telemetry.finish()
 
     def _aborted(self, when: str) -> BackendError:
         if not self.deaths:
@@ -422,13 +408,13 @@ class Attempt:
             recording=self.summary.to_dict() if self.summary else {},
             stopping=self._stopping(),
             telemetry=self.telemetry.to_dict() if self.telemetry else {},
-            findings=as_records(self.findings),
+            findings=[asdict(finding) for finding in self.findings],
             verdict=verdict,
         )
         for name, content in (self.client.files if self.client else {}).items():
             with storage_errors(self.folder):
                 atomic_write(self.folder / name, json.dumps(content, indent=2) + "\n", replace=True)
-        finalise(self.folder, self._final, manifest)
+        finalise(self.folder, self.shared.folder.final_folder(experiment.experiment_id), manifest)
 
     def _stopping(self) -> dict[str, Any]:
         """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""
@@ -437,8 +423,8 @@ class Attempt:
         return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
 
     def _verify(self) -> None:
-        problem = next(iter(verify_experiment(self._final).problems), None)
-        if problem is not None:
+        folder = self.shared.folder.final_folder(self.experiment.experiment_id)
+        for problem in verify_experiment(folder).problems:
             raise VerificationError(f"{problem.path}: {problem.message}", advice="Check the disk (dmesg, smartctl).")
 
     def _cool_down(self) -> None:

@@ -10,7 +10,7 @@ from types import FrameType
 
 from harness.backends.base import Backend
 from harness.campaign import events
-from harness.campaign.experiment_run import Attempt, CampaignContext
+from harness.campaign.experiment_run import Attempt
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
@@ -47,10 +47,16 @@ def is_answer(manifest: Manifest, *, others_fit: bool) -> bool:
 
 
 class CampaignRunner:
-    """One run over one campaign folder, which is locked while ``run`` runs.
+    """One run over one campaign folder, which is locked while ``run`` runs; and what its attempts share.
 
-    ``listener`` is called from this thread and from the backend's; ``gpus`` are those whose temperature ends a cool-down.
+    Attributes:
+        listener: called from this thread and from the backend's.
+        gpus: whose temperature ends a cool-down.
+        rehearsed: the backend has rehearsed in this run; set by the first attempt that did.
+        interrupted: ends every wait, which a death does not.
     """
+
+    journal: Journal
 
     def __init__(
         self,
@@ -61,53 +67,46 @@ class CampaignRunner:
         listener: events.Listener = lambda _event: None,
         gpus: Callable[[], NvmlGpus] = NvmlGpus,
     ) -> None:
-        self._folder, self._backend, self._clock = folder, backend, clock or SystemClock()
-        self._listener, self._gpus = listener, gpus
-        self._interrupted = threading.Event()
+        self.folder, self.backend, self.clock = folder, backend, clock or SystemClock()
+        self.listener, self.gpus = listener, gpus
+        self.rehearsed, self.interrupted = False, threading.Event()
         self._attempt: Attempt | None = None
         self._lacking: dict[tuple[str, str], ImageError] = {}
 
     def interrupt(self) -> None:
         """End as soon as the replicas have drained. Safe to call from a signal handler."""
-        self._interrupted.set()
+        self.interrupted.set()
         if self._attempt is not None:
             self._attempt.abort.set()
 
     def run(self, *, again: Sequence[Status] = ()) -> CampaignOutcome:
-        """Run every experiment that is not done yet.
-
-        Args:
-            again: finished experiments with one of these verdicts are set aside and run again.
+        """Run every experiment that is not done yet; finished ones with a verdict of ``again`` are set aside and run again.
 
         Raises:
             ConflictError: another harness holds the campaign.
             StorageError: the disk refuses; what is there stays.
-            ImageError: the image of a pod cannot be had; the experiments that need it are still to be run, and what follows
-                from their results.
-            CampaignInterruptedError: ``interrupt`` was called, SIGINT or SIGTERM came, or what is needed was away for too long.
+            ImageError: the image of a pod cannot be had; the experiments that need it are still to be run.
+            CampaignInterruptedError: ``interrupt`` was called, a signal came, or what is needed was away for too long.
         """
-        with self._folder.lock():
-            journal = Journal(self._folder.state)
+        with self.folder.lock():
+            self.journal = Journal(self.folder.state)
             try:
                 with handled_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal):
-                    return self._run(journal, again)
+                    return self._run(again)
             finally:
-                journal.close()
-                for sentence in self._backend.close():
-                    self._say(sentence)
+                self.journal.close()
+                for sentence in self.backend.close():
+                    self.say(sentence)
 
-    def _run(self, journal: Journal, again: Sequence[Status]) -> CampaignOutcome:
-        journal.append("campaign-begins")
-        for sentence in self._backend.sweep():
-            self._say(sentence)
-        context = CampaignContext(
-            self._folder, self._backend, self._clock, journal, self._listener, self._gpus, interrupted=self._interrupted
-        )
+    def _run(self, again: Sequence[Status]) -> CampaignOutcome:
+        self.journal.append("campaign-begins")
+        for sentence in self.backend.sweep():
+            self.say(sentence)
         statuses: dict[str, Status] = {}
-        planner = planner_of(self._folder, journal, self._say)
+        planner = planner_of(self.folder, self.journal, self.say)
         position = 0
         while experiments := planner.following():
-            done = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
+            done = {experiment.experiment_id: self._finished(experiment, again) for experiment in experiments}
             pending = [experiment for experiment in experiments if done[experiment.experiment_id] is None]
             if not position:
                 self._begin(experiments, pending)
@@ -116,34 +115,35 @@ class CampaignRunner:
                 status = done[experiment.experiment_id]
                 if status is None and not planner.out_of_time():
                     pending.remove(experiment)
-                    status = self._status(experiment, position, estimate(pending).total_s, context)
+                    status = self._status(experiment, position, estimate(pending).total_s)
                 if status is not None:
                     statuses[experiment.experiment_id] = status
             self._refuse_lack([experiment for experiment in experiments if experiment.experiment_id not in statuses])
-        journal.append("campaign-ends")
+        self.journal.append("campaign-ends")
         return CampaignOutcome(statuses, planner.explained() | self._answers(statuses))
 
-    def _say(self, sentence: str) -> None:
-        self._listener(events.Notice(sentence))
+    def say(self, sentence: str) -> None:
+        """Tell whoever watches."""
+        self.listener(events.Notice(sentence))
 
     def _answers(self, statuses: Mapping[str, Status]) -> frozenset[str]:
         """Experiments that are INVALID for what was looked for: a neighbour's crash, or the memory that a setting lacks."""
         invalid = [name for name, status in statuses.items() if status is Status.INVALID]
-        folders = [folder for name in invalid if (folder := self._folder.final_folder(name)).exists()]
+        folders = [folder for name in invalid if (folder := self.folder.final_folder(name)).exists()]
         others_fit = len(invalid) < len(statuses)
         return frozenset(folder.name for folder in folders if is_answer(read_manifest(folder), others_fit=others_fit))
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
         """Say what there is to do, or the most that it may come to."""
         done = len(experiments) - len(pending)
-        if self._folder.spec.open_ended:
-            experiments = expand(self._folder.spec)
+        if self.folder.spec.open_ended:
+            experiments = expand(self.folder.spec)
             pending = experiments[done:]
-        self._listener(events.CampaignBegins(self._folder.path.name, len(experiments), done, estimate(pending).total_s))
+        self.listener(events.CampaignBegins(self.folder.path.name, len(experiments), done, estimate(pending).total_s))
 
-    def _finished(self, experiment: ExperimentSpec, journal: Journal, again: Sequence[Status]) -> Status | None:
+    def _finished(self, experiment: ExperimentSpec, again: Sequence[Status]) -> Status | None:
         """The verdict of an experiment that is done; None when it has to run."""
-        folder = self._folder.final_folder(experiment.experiment_id)
+        folder = self.folder.final_folder(experiment.experiment_id)
         if not folder.exists():
             return None
         verified = verify_experiment(folder)
@@ -151,28 +151,26 @@ class CampaignRunner:
         if status is not None and status not in again:
             return status
         why = f"its verdict is {status.value}" if status else str(verified.problems[0])
-        self._set_aside(experiment, journal, why)
+        self._set_aside(experiment, why)
         return None
 
-    def _set_aside(self, experiment: ExperimentSpec, journal: Journal, why: str) -> None:
-        place = self._folder.set_aside(experiment.experiment_id)
-        journal.append("set-aside", experiment=experiment.experiment_id, why=why, place=str(place))
-        self._say(f"{experiment.experiment_id} is kept in {place} and does not count: {why}")
+    def _set_aside(self, experiment: ExperimentSpec, why: str) -> None:
+        place = self.folder.set_aside(experiment.experiment_id)
+        self.journal.append("set-aside", experiment=experiment.experiment_id, why=why, place=str(place))
+        self.say(f"{experiment.experiment_id} is kept in {place} and does not count: {why}")
 
-    def _status(
-        self, experiment: ExperimentSpec, position: int, remaining_s: float, context: CampaignContext
-    ) -> Status | None:
+    def _status(self, experiment: ExperimentSpec, position: int, remaining_s: float) -> Status | None:
         """Run it, and tell how it ended; None where an image that it needs cannot be had: what needs others is run."""
         name = experiment.experiment_id
         if _images(experiment) in self._lacking:
             return None
         try:
-            status, reasons = self._experiment(experiment, position, remaining_s, context)
+            status, reasons = self._experiment(experiment, position, remaining_s)
         except ImageError as error:
             self._lacking[_images(experiment)] = error
-            self._say(f"{name} cannot be run: {error.message}")
+            self.say(f"{name} cannot be run: {error.message}")
             return None
-        self._listener(events.ExperimentEnds(name, position, status, reasons, remaining_s))
+        self.listener(events.ExperimentEnds(name, position, status, reasons, remaining_s))
         return status
 
     def _refuse_lack(self, unfinished: Sequence[ExperimentSpec]) -> None:
@@ -185,17 +183,17 @@ class CampaignRunner:
         causes = " ".join(dict.fromkeys(error.message for error in errors))
         advice = " ".join(dict.fromkeys(error.advice for error in errors))
         raise ImageError(
-            f"the campaign {self._folder.path} has still to run {left_out[0]}{later}: {causes}",
-            advice=f"{advice} Then go on with: harness resume {self._folder.path}",
+            f"the campaign {self.folder.path} has still to run {left_out[0]}{later}: {causes}",
+            advice=f"{advice} Then go on with: harness resume {self.folder.path}",
         ) from errors[0]
 
     def _experiment(
-        self, experiment: ExperimentSpec, position: int, remaining_s: float, context: CampaignContext
+        self, experiment: ExperimentSpec, position: int, remaining_s: float
     ) -> tuple[Status, Sequence[str]]:
         """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
         for tries_left in range(experiment.limits.retries, -1, -1):
-            number = self._folder.next_attempt(experiment.experiment_id)
-            attempt = self._attempt = Attempt(experiment, number, position, remaining_s, context)
+            number = self.folder.next_attempt(experiment.experiment_id)
+            attempt = self._attempt = Attempt(experiment, number, position, remaining_s, self)
             self._refuse_interruption()
             attempt.measure()
             self._refuse_interruption()
@@ -203,23 +201,23 @@ class CampaignRunner:
                 raise attempt.storage_error
             verdict = attempt.judge()
             if tries_left and _wants_retry(attempt, verdict):
-                self._say(f"{experiment.experiment_id} is tried again: {' '.join(verdict.reasons)}")
+                self.say(f"{experiment.experiment_id} is tried again: {' '.join(verdict.reasons)}")
             elif attempt.publish(verdict):
                 attempt.cool_down()
                 self._refuse_interruption()
                 return verdict.status, verdict.reasons
             elif attempt.storage_error is not None:
                 raise attempt.storage_error
-            elif self._folder.final_folder(experiment.experiment_id).exists():  # or no later attempt could be published
-                self._set_aside(experiment, context.journal, attempt.failures[-1].message)
+            elif self.folder.final_folder(experiment.experiment_id).exists():  # or no later attempt could be published
+                self._set_aside(experiment, attempt.failures[-1].message)
             attempt.cool_down()
         return Status.INVALID, [failure.message for failure in attempt.failures]
 
     def _refuse_interruption(self) -> None:
-        if self._interrupted.is_set():
+        if self.interrupted.is_set():
             raise CampaignInterruptedError(
-                f"the campaign {self._folder.path} was interrupted; what was finished is kept.",
-                advice=f"Go on with: harness resume {self._folder.path}",
+                f"the campaign {self.folder.path} was interrupted; what was finished is kept.",
+                advice=f"Go on with: harness resume {self.folder.path}",
             )
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

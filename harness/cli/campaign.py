@@ -59,7 +59,7 @@ def init(
     """Write a commented campaign file to start from."""
     from shlex import quote
 
-    from harness.campaign.init_template import starter_for, starter_text
+    from harness.campaign.source import starter_for, starter_text
     from harness.results.files import atomic_write
 
     if purpose == "profile":
@@ -188,7 +188,7 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Look at this machine or at a cluster: what can be measured there, what cannot, and why."""
-    from harness.campaign.doctor import examine, examine_cluster, of_campaign
+    from harness.campaign.preflight import examine, examine_cluster, of_campaign
 
     if not kubernetes and (file or namespace):
         raise UsageError(

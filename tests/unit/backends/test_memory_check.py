@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from harness.backends import local_check
-from harness.campaign import doctor
+from harness.campaign import preflight
 from harness.errors import IssueLevel, ReasonCode
 from harness.metrics.nvml import GpuFacts
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
@@ -113,9 +113,9 @@ def test_what_a_cgroup_leaves_of_memory_and_cpus_counts(tmp_path, monkeypatch):
     (limited,) = findings("resnet50", 1, check="cpus")
     assert limited.severity is IssueLevel.WARNING
 
-    monkeypatch.setattr(doctor, "Cgroup", lambda: machine.cgroup)
+    monkeypatch.setattr(preflight, "Cgroup", lambda: machine.cgroup)
     cpus = len(os.sched_getaffinity(0))
-    said = {check.name: (check.ok, check.found) for check in doctor.examine() if check.name in {"cpus", "memory"}}
+    said = {check.name: (check.ok, check.found) for check in preflight.examine() if check.name in {"cpus", "memory"}}
     assert said == {
         "cpus": (False, f"0.5 of {cpus} CPUs by the cgroup's quota"),
         "memory": (False, "0.3 GB available of the cgroup's limit of 0.4 GB"),

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 import pytest
 
-from harness.campaign import machine_watch
-from harness.campaign.machine_watch import GroupWatch, MachineLock, measured_on
+from harness.campaign import verdict
+from harness.campaign.verdict import GroupWatch, MachineLock, measured_on
 from harness.clock import SystemClock
 from harness.errors import ReasonCode
 from harness.metrics.nvml import GpuFacts
@@ -89,7 +89,7 @@ def test_a_lock_that_cannot_be_made_is_said_and_measured_without(tmp_path, monke
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(machine_watch.os, "open", full)
+    monkeypatch.setattr(verdict.os, "open", full)
     lock = MachineLock(["host"], folder=tmp_path)
     lock.acquire(SystemClock(), threading.Event(), print)
 
@@ -105,7 +105,7 @@ def test_the_file_of_another_user_is_locked_as_well(tmp_path, monkeypatch):
         return opened(path, flags, *mode)
 
     MachineLock(["host"], folder=tmp_path).acquire(SystemClock(), threading.Event(), print)
-    monkeypatch.setattr(machine_watch.os, "open", not_for_writing)
+    monkeypatch.setattr(verdict.os, "open", not_for_writing)
     lock = MachineLock(["host"], folder=tmp_path)
     lock.acquire(SystemClock(), threading.Event(), lambda _sentence: None, 0.0)
 
@@ -114,7 +114,7 @@ def test_the_file_of_another_user_is_locked_as_well(tmp_path, monkeypatch):
 
 def test_an_experiment_is_measured_on_its_gpus_or_on_the_machine(monkeypatch):
     gpus = [GpuFacts("a GPU", 1, 1, uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
-    monkeypatch.setattr(machine_watch, "gpu_facts", lambda: (gpus, ""))
+    monkeypatch.setattr(verdict, "gpu_facts", lambda: (gpus, ""))
 
     assert measured_on(experiment()) == ["GPU-a"]
     assert measured_on(experiment(gpus=2)) == ["GPU-a", "GPU-b"]

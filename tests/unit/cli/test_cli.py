@@ -11,8 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from harness.campaign.folder import create
-from harness.campaign.init_template import TEMPLATES
-from harness.campaign.source import shipped_names
+from harness.campaign.source import TEMPLATES, shipped_names
 from harness.cli.app import app
 from harness.cli.options import not_negative
 from harness.errors import UsageError

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.campaign import init_template
-from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
+from harness.campaign import source
 from harness.campaign.plan import expand
-from harness.campaign.source import read_source
+from harness.campaign.source import TEMPLATES, read_source, starter_for, starter_text
 from harness.metrics.nvml import GpuFacts
 from harness.sharing.modes import Mps
 from harness.spec import CampaignSpec, KubernetesSpec
@@ -47,7 +46,7 @@ TIMING = {"step_s": 5, "stabilise_s": 30, "record_s": 120, "cooldown_s": 10}
 
 def mig_gpu(monkeypatch, *, instances):
     gpu = GpuFacts("GPU", 80 * 10**9, 80 * 10**9, "GPU-0", "default", bool(instances), tuple("abcdefg"[:instances]))
-    monkeypatch.setattr(init_template, "gpu_facts", lambda: ([gpu], ""))
+    monkeypatch.setattr(source, "gpu_facts", lambda: ([gpu], ""))
     monkeypatch.setattr(Mps, "running", lambda _self, _uuids: [])
     monkeypatch.setattr("harness.sharing.modes.shutil.which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
 
@@ -94,7 +93,7 @@ def test_a_short_starter_has_the_modes_of_this_machine(monkeypatch, purpose, ins
 
 
 def test_without_a_gpu_a_short_starter_has_time_slicing_and_says_why(monkeypatch):
-    monkeypatch.setattr(init_template, "gpu_facts", lambda: ([], "no driver"))
+    monkeypatch.setattr(source, "gpu_facts", lambda: ([], "no driver"))
 
     text = starter_for("sharing", "mine")
 
