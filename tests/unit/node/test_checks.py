@@ -183,6 +183,7 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
     drivers = {check.name for check in registered() if check.area == "driver"}
     assert {each.name for each in found.not_applicable} == drivers | {
         "nvidia/driver",
+        "nvidia/library",
         "nvidia/cdi",
         "gpu/compute-mode",
         "gpu/features",
