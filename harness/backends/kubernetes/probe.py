@@ -20,6 +20,7 @@ from harness.clock import Clock
 from harness.errors import Issue, IssueLevel, NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.client import PrometheusServer
+from harness.metrics.prometheus.exporter import why_no_buckets
 from harness.metrics.prometheus.recorder import Target, active, last_error, twice, why_unseen
 from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import Dialect, PrometheusSource, cluster, one_of, render
@@ -313,12 +314,12 @@ class Rehearsal:
     ) -> None:
         self._server, self._timing, self._clock = server, timing, clock
         self._begun_s = clock.now_s()
-        self._label, self._pods = origin.labels.pod, origin.pods
+        self._label, self._pods, self._dialect = origin.labels.pod, origin.pods, origin.dialect()
         self._queries: list[_Query] = []
         self._intervals_s: dict[str, float | None] = {}  # between the samples of a selector, once that can be told
         self._metrics_of: dict[str, list[str]] = {}
         for metric in metrics:
-            text = render(metric, origin.dialect(), timing.window_s)
+            text = render(metric, self._dialect, timing.window_s)
             for promql in dict.fromkeys(filter(None, (text.each, text.pooled, text.raw))):
                 self._queries.append(_Query(metric, promql))
             self._intervals_s[text.raw] = None
@@ -387,6 +388,8 @@ class Rehearsal:
             if not query.answered:
                 metric = query.metric
                 why = unseen if unseen and metric.source in REPLICA_SOURCES else query.error
+                if metric.of_histogram and not unseen:
+                    why = self._why_no_buckets(metric) or why
                 key = (metric.source in ESSENTIAL_SOURCES, why, _NO_VALUE_ADVICE[metric.level])
                 together.setdefault(key, {}).setdefault(metric.name, query)
         for (essential, why, advice), queries in together.items():
@@ -398,6 +401,12 @@ class Rehearsal:
                 f"{article} query was: {next(iter(queries.values())).promql}",
                 advice,
             )
+
+    def _why_no_buckets(self, metric: Metric) -> str:
+        try:
+            return why_no_buckets(self._server, metric, self._dialect, to_ms(self._timing.window_s))
+        except PrometheusError:
+            return ""
 
     def _twice(self) -> Iterator[Issue]:
         if doubled := twice(self._server, self._label, self._pods):

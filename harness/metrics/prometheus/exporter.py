@@ -47,6 +47,7 @@ from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.rows import (
     NO_REPLICA,
     POOLED,
+    TOO_FEW,
     MetricColumn,
     MetricSummary,
     RowSink,
@@ -126,6 +127,34 @@ def query_pool() -> Iterator[ThreadPoolExecutor]:
             # On a server that hangs each of them would cost a timeout.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def why_no_buckets(
+    server: PrometheusServer, metric: Metric, dialect: Dialect, span_ms: int, end_ms: int | None = None
+) -> str:
+    """Why nothing can be asked of a histogram that is there: its buckets are not, as classic ones; empty where they are.
+
+    Args:
+        span_ms: how far back it is looked for, from ``end_ms`` since the epoch; None: from now.
+
+    Raises PrometheusError.
+    """
+    family = metric.families[0]
+    named = f'{{__name__=~"{family}(_bucket|_count)?",{dialect.replicas}}}'
+    try:
+        answer = server.query(
+            f"count by (__name__) (last_over_time({named}[{span_ms}ms]))", end_ms and end_ms / MS_PER_S
+        )
+    except NoDataError:
+        return ""
+    names = {series.labels["__name__"] for series in answer.series}
+    if f"{family}_bucket" in names:
+        return ""
+    kept = "holds it as a native histogram" if family in names else f"holds {family}_count and no bucket"
+    return (
+        f"Prometheus {kept}: have it keep {family}_bucket (scrape_configs: always_scrape_classic_histograms: true, no "
+        "convert_classic_histograms_to_nhcb, no relabelling that drops it)"
+    )
 
 
 _Answers = tuple[Future[list[SampledSeries]], Future[list[SampledSeries]] | None]
@@ -255,6 +284,10 @@ class _Export:
         labels = self._labels[metric.name]
         raw = by_labels(samples, labels)
         answers = by_labels(single.result(), labels)
+        unanswered = TOO_FEW
+        if metric.of_histogram and not answers:
+            span_ms = chunk.end_ms - chunk.start_ms + chunk.window_ms
+            unanswered = why_no_buckets(self._server, metric, self._dialect, span_ms, chunk.end_ms) or TOO_FEW
         every: list[MetricColumn] = []
         for key, name in self._keys[metric.name].items():
             matching = answers.get(key, [])
@@ -271,7 +304,9 @@ class _Export:
                 good = believed(metric, own)
                 blank = sum(len(series.values) for series in good) < sum(len(series.values) for series in own)
                 present = measured(good, grid_ms, self._age_ms(metric))
-                every.append(column(metric, name, chunk, matching, present, BLANK if blank else NO_SAMPLE))
+                unmeasured = BLANK if blank else NO_SAMPLE
+                without = unmeasured if metric.kind is Kind.GAUGE else unanswered
+                every.append(column(metric, name, chunk, matching, present, unmeasured, without))
         yield from every
         if metric.level is Level.NODE and len(every) > 1:
             yield averaged(metric, ALL_NODES, every)
@@ -279,7 +314,7 @@ class _Export:
             yield summed(metric, self._pooled, every)  # the server's own sum looks back to replicas that are gone
         elif pooled is not None:
             present = measured(samples, grid_ms, self._age_ms(metric))
-            yield column(metric, self._pooled, chunk, pooled.result(), present, unmeasured=NO_REPLICA)
+            yield column(metric, self._pooled, chunk, pooled.result(), present, NO_REPLICA, unanswered)
 
     def _counter_columns(
         self, metric: Metric, chunk: ExportGrid, samples: Sequence[SampledSeries]

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PrometheusError
-from harness.metrics.catalogue import Kind, Level, Metric
+from harness.metrics.catalogue import Level, Metric
 from harness.metrics.prometheus.client import MAX_POINTS, SampledSeries
 from harness.metrics.promql import Dialect
 from harness.metrics.promql_math import RunningTotal
@@ -230,8 +230,9 @@ def column(
     answers: Sequence[SampledSeries],
     present: NDArray[np.bool_],
     unmeasured: str = NO_SAMPLE,
+    unanswered: str = TOO_FEW,
 ) -> MetricColumn:
-    """One series of an answer on the grid; a grid time that the answer leaves out had too few scrapes.
+    """One series of an answer on the grid; a grid time that the answer leaves out had too few scrapes, unless it is said otherwise.
 
     Raises:
         PrometheusError: the answer has times that are not on the grid.
@@ -244,7 +245,7 @@ def column(
             raise PrometheusError(f"{metric.name}: Prometheus answered times that are not on the grid.")
         values[places] = answer.values
         answered[places] = True
-    return cells(metric, name, values, present, unmeasured, answered)
+    return cells(metric, name, values, present, unmeasured, answered, unanswered)
 
 
 def summed(metric: Metric, name: str, columns: Sequence[MetricColumn]) -> MetricColumn:
@@ -274,12 +275,13 @@ def cells(
     present: NDArray[np.bool_],
     unmeasured: str,
     answered: NDArray[np.bool_] | None = None,
+    unanswered: str = TOO_FEW,
 ) -> MetricColumn:
     """Values with a reason wherever there is none: not measured, not answered, or not a number."""
     nan_reason = NO_REQUESTS if metric.of_histogram else NOT_A_NUMBER
     reasons = np.full(len(values), "", dtype=object)
     reasons[~np.isfinite(values)] = nan_reason
     if answered is not None:
-        reasons[~answered] = unmeasured if metric.kind is Kind.GAUGE else TOO_FEW
+        reasons[~answered] = unanswered
     reasons[~present] = unmeasured
     return MetricColumn(metric.name, name, values.tolist(), reasons.tolist())

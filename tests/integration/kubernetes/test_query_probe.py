@@ -108,6 +108,20 @@ def test_a_metric_that_a_scraped_replica_does_not_publish_is_no_matter_of_discov
     assert (found.severity, "it matches nothing. The query was" in found.message) == (IssueLevel.WARNING, True)
 
 
+def test_a_prometheus_that_keeps_no_buckets_is_told_before(scene, tmp_path):
+    config = json.loads(scene.pages.config())
+    for job in config["scrape_configs"]:
+        job["metric_relabel_configs"] = [{"source_labels": ["__name__"], "regex": ".*_bucket", "action": "drop"}]
+    with (
+        RunningPrometheus(tmp_path, json.dumps(config)) as running,
+        PrometheusServer(running.url, timeout_s=30) as server,
+    ):
+        [found] = scene.rehearse(server=server, metrics=["throughput", "latency_avg", "latency_p95"])
+    assert found.severity is IssueLevel.ERROR
+    assert "latency_p95 of a running replica has no value" in found.message
+    assert "holds inference_latency_seconds_count and no bucket" in found.message
+
+
 def test_a_replica_that_is_scraped_twice_is_an_error_with_both_jobs(scene, tmp_path):
     config = json.loads(scene.pages.config())
     jobs = config["scrape_configs"]

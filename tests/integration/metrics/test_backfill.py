@@ -198,6 +198,9 @@ def server(tmp_path_factory, script, start_s):
         labels = 'namespace="jitter",pod="resnet50-a",container="work"'
         lines += [f"container_cpu_usage_seconds_total{{{labels}}} {100 + 0.4 * (at_s - start_s)!r} {at_s}"]
         lines += [f"container_memory_working_set_bytes{{{labels}}} 7 {at_s}"]
+        # Buckets that were dropped, or became a native histogram.
+        for name, each in (("requests_total", 3), ("latency_seconds_count", 3), ("latency_seconds_sum", 0.3)):
+            lines += [f'inference_{name}{{job="bucketless",replica="0"}} {each * (k + 9)} {start_s + 5 * k}']
     folder = tmp_path_factory.mktemp("prometheus")
     with prometheus(folder, database=backfill(folder, lines)) as url, PrometheusServer(url) as server:
         yield server
@@ -251,6 +254,14 @@ def test_the_recorder_computes_what_prometheus_computes(recorded, exported, metr
     assert [row.value is None for row in ours] == [row.value is None for row in theirs]
     present = np.array([[a.value, b.value] for a, b in zip(ours, theirs, strict=True) if a.value is not None])
     np.testing.assert_allclose(present[:, 0], present[:, 1], rtol=1e-9, atol=0)
+
+
+def test_a_histogram_without_buckets_is_the_reason_and_its_mean_goes_on(server, start_s):
+    _, sink = exported_rows(server, start_s, "bucketless", rows=10, metrics=["latency_avg", "latency_p95"])
+    assert [row.value for row in sink.series("latency_avg", "all")] == [pytest.approx(0.1)] * 10
+    for series in ("replica-0", "all"):
+        (reason,) = {row.reason for row in sink.series("latency_p95", series)}
+        assert reason.startswith("Prometheus holds inference_latency_seconds_count and no bucket")
 
 
 def test_the_script_shows_every_case(recorded):

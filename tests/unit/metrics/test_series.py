@@ -12,6 +12,7 @@ from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.prometheus import series as series_module
 from harness.metrics.prometheus.client import QueryAnswer, SampledSeries
+from harness.metrics.prometheus.exporter import why_no_buckets
 from harness.metrics.prometheus.series import (
     CountedTotal,
     ExportGrid,
@@ -176,6 +177,35 @@ class Knows:
         return QueryAnswer(
             [SampledSeries({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known]
         )
+
+
+class Names:
+    """A server that holds series of these names."""
+
+    def __init__(self, *names):
+        self.names = names
+
+    def query(self, _promql, _time_s=None):
+        if not self.names:
+            raise NoDataError("nothing matches.")
+        return QueryAnswer([series([0], [1.0], __name__=name) for name in self.names])
+
+
+LATENCY = "inference_latency_seconds"
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ((), ""),
+        ((f"{LATENCY}_bucket", f"{LATENCY}_count"), ""),
+        ((LATENCY,), "holds it as a native histogram: have it keep inference_latency_seconds_bucket"),
+        ((f"{LATENCY}_count",), "holds inference_latency_seconds_count and no bucket"),
+    ],
+)
+def test_a_histogram_that_is_not_kept_as_a_classic_one_is_the_reason(names, why):
+    reason = why_no_buckets(Names(*names), CATALOGUE["latency_p95"], local("x"), 20_000)
+    assert (why in reason) if why else reason == ""
 
 
 @pytest.mark.parametrize(
