@@ -10,8 +10,6 @@ one request at a time, once with batches of up to 32 of whatever waits. Everythi
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -20,12 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.support.generated_load import ROOT, plan_for, run
+from tests.support.generated_load import plan_for, run
+from tests.support.replicas import running_replicas, status_of
 
 BAR = 5.0
 ANSWERED = 0.98
 WARM_S = 0.5
-READY_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -117,39 +115,20 @@ def probe(port: int, rate: float, seconds: float, number: int) -> Probe:
 @contextmanager
 def replica(wishes: argparse.Namespace, batch: int):
     """The port of one replica's HTTP server, ready."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {
-            "WORKLOAD": wishes.workload,
-            "BATCH_SIZE": str(batch),
-            "PRECISION": wishes.precision,
-            "EXECUTION": wishes.execution,
-            "DEVICE": wishes.device,
-            "WARMUP_REQUESTS": "20",
-            "WORKLOAD_OPTIONS": json.dumps({"model_size": wishes.model_size}),
-            "SCENARIO": json.dumps({"kind": "http", "rate": 1, "max_queue": 4096}),
-            "HOST": "127.0.0.1",
-            "PORT": "0",
-            "REPLICA_DIR": folder,
-            "PYTHONPATH": str(ROOT),
-        }
-        command = [sys.executable, "-m", "harness.replica"]
-        with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL) as process:
-            try:
-                yield wait_until_ready(Path(folder), process)
-            finally:
-                process.terminate()
-                process.wait(timeout=10)
-
-
-def wait_until_ready(folder: Path, process: subprocess.Popen) -> int:
-    deadline_s = time.monotonic() + READY_S
-    while time.monotonic() < deadline_s and process.poll() is None:
-        status = folder / "replica.json"
-        facts = json.loads(status.read_text()) if status.exists() else {}
-        if facts.get("phase") == "serving":
-            return facts["scenario"]["port"]
-        time.sleep(0.1)
-    raise SystemExit(f"the replica did not come up: {(folder / 'replica.json').read_text()}")
+    environment = {
+        "BATCH_SIZE": str(batch),
+        "PRECISION": wishes.precision,
+        "EXECUTION": wishes.execution,
+        "DEVICE": wishes.device,
+        "WARMUP_REQUESTS": "20",
+        "WORKLOAD_OPTIONS": json.dumps({"model_size": wishes.model_size}),
+        "SCENARIO": json.dumps({"kind": "http", "rate": 1, "max_queue": 4096}),
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_replicas(wishes.workload, 1, Path(folder), before=(), **environment),
+    ):
+        yield status_of(Path(folder) / "0")["scenario"]["port"]
 
 
 if __name__ == "__main__":

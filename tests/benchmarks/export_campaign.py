@@ -15,7 +15,6 @@ import http.client
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import threading
 import time
@@ -32,7 +31,7 @@ from harness.metrics.prometheus.exporter import WORKERS
 from harness.metrics.promql import cluster
 from harness.results.from_prometheus import RecordedWindow, collect_each
 from tests.benchmarks.export_speed import ROWS, STEP_S, WINDOW_S, lines
-from tests.integration.metrics.prometheus_server import prometheus
+from tests.integration.metrics import prometheus_server
 
 BAR_S, BAR_RATIO = 20.0, 1.5
 WORKLOADS = ("resnet50", "distilbert", "whisper")
@@ -48,16 +47,8 @@ def experiments(start_s: int, replicas: list[int]) -> list[tuple[str, int, int]]
 
 def backfill(folder: Path, plan: list[tuple[str, int, int]]) -> Path:
     """The server's database, made experiment by experiment."""
-    database = folder / "data"
     for place, (workload, replicas, start_s) in enumerate(plan):
-        source = folder / "samples.om"
-        with source.open("w") as file:
-            for line in lines(start_s, workload=workload, replicas=replicas, seed=place):
-                file.write(f"{line}\n")
-            file.write("# EOF\n")
-        command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(source), str(database)]
-        subprocess.run(command, check=True, capture_output=True, timeout=600)
-        source.unlink()
+        database = prometheus_server.backfill(folder, lines(start_s, workload=workload, replicas=replicas, seed=place))
     return database
 
 
@@ -127,7 +118,7 @@ def main() -> int:
     plan = experiments(start_s, counts)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with prometheus(folder, database=backfill(folder, plan)) as url:
+        with prometheus_server.prometheus(folder, database=backfill(folder, plan)) as url:
             with Listening() as listening:
                 ours(url, plan, folder / "warm")  # not timed: both find the server warm
             asked, files = listening.asked, len(list((folder / "warm").rglob("*.csv")))

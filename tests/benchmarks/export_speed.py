@@ -131,7 +131,7 @@ def main() -> int:
     start_s = int(time.time() - 3 * 3600) // 60 * 60
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with prometheus(folder, database=backfill(folder, list(lines(start_s)))) as url:
+        with prometheus(folder, database=backfill(folder, lines(start_s))) as url:
             rows, frames = ours(url, start_s), theirs(url, start_s)  # not timed: both find the server warm
             worst = worst_difference(rows, flatten(frames))
             pairs = []

@@ -41,9 +41,6 @@ REPOSITORY = Path(__file__).parents[2]
 SETTLE_S = 0.3
 TOO_SHORT = "fewer than two requests in one turn; raise --seconds"
 Slice = tuple[int, int, int]  # from and to, nanoseconds since the epoch, and processor time between, nanoseconds
-# Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal distribution's.
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
 
 def bare_loop(counter_path: str) -> None:
@@ -283,13 +280,17 @@ def report(rounds: list[Round]) -> None:
 
 
 def summary(ratios: list[float]) -> str:
-    text = f"median {statistics.median(ratios):.4f}, mean {statistics.mean(ratios):.4f}"
-    freedom = len(ratios) - 1
-    if not freedom:
-        return text
-    t = T_95[freedom - 1] if freedom <= len(T_95) else 1.96
-    half = t * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    return f"{text} ± {half:.4f} (95 %), lowest {min(ratios):.4f}, highest {max(ratios):.4f}"
+    mean, half = mean_and_half(ratios)
+    extremes = f"lowest {min(ratios):.4f}, highest {max(ratios):.4f}"
+    return f"median {statistics.median(ratios):.4f}, mean {mean:.4f} ± {half:.4f} (95 %), {extremes}"
+
+
+def mean_and_half(values: list[float]) -> tuple[float, float]:
+    """The mean and half of its 95 % t-interval; NaN for a single value."""
+    from harness.analysis.statistics import t_interval  # not in the process of the bare loop
+
+    known = t_interval(values)
+    return known.mean, math.nan if known.high is None else known.high - known.mean
 
 
 def environment_for(options: argparse.Namespace) -> dict[str, str]:

@@ -9,14 +9,8 @@ schedule to its last row in the CSVs), and the recorder's own CPU share.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +20,8 @@ from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.metrics.row_builder import ReplicaTarget
 from harness.results.writers import ExperimentWriter
+from tests.support.replicas import running_replicas
 
-REPOSITORY = Path(__file__).parents[2]
 BAR_S = 0.020
 
 
@@ -46,40 +40,6 @@ class BusyService:
 
 def make(_settings: object) -> BusyService:
     return BusyService()
-
-
-@contextlib.contextmanager
-def replicas(count: int, folder: Path) -> Iterator[list[ReplicaTarget]]:
-    processes = []
-    for index in range(count):
-        environment = os.environ | {
-            "WORKLOAD": "tests.benchmarks.recorder_tick:make",
-            "HOST": "127.0.0.1",
-            "PORT": "0",
-            "REPLICA": str(index),
-            "REPLICA_DIR": str(folder / str(index)),
-        }
-        (folder / str(index)).mkdir()
-        processes.append(subprocess.Popen([sys.executable, "-m", "harness.replica"], cwd=REPOSITORY, env=environment))
-    try:
-        yield [
-            ReplicaTarget(index, process.pid, f"http://127.0.0.1:{port(folder / str(index))}/metrics")
-            for index, process in enumerate(processes)
-        ]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait()
-
-
-def port(folder: Path) -> int:
-    while True:
-        with contextlib.suppress(OSError, ValueError):
-            status = json.loads((folder / "replica.json").read_text())
-            if status["phase"] == "serving":
-                return int(status["port"])
-        time.sleep(0.05)
 
 
 class TimedWriter:
@@ -131,7 +91,11 @@ def main() -> int:
     parser.add_argument("--steps", type=float, nargs="+", default=[0.1, 1.0])
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, replicas(options.replicas, Path(folder)) as targets:
+    workload = "tests.benchmarks.recorder_tick:make"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_replicas(workload, options.replicas, Path(folder), before=()) as targets,
+    ):
         met = [measure(targets, step_s, options.seconds, Path(folder)) for step_s in options.steps]
     return 0 if all(met) else 1
 

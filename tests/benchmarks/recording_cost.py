@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
@@ -26,6 +25,7 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.requests import LATENCY, records_of
 from harness.spec import Execution, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from tests.benchmarks.loop_efficiency import mean_and_half
 from tests.support.fake_metrics import RowList
 
 SETTLE_S = 3.0
@@ -123,8 +123,7 @@ def _rate(starts_ns: np.ndarray, begin_s: float, end_s: float) -> float:
 def _print(rates: list[tuple[bool, float]], wishes: argparse.Namespace) -> None:
     pairs = [rates[place : place + 2] for place in range(0, len(rates), 2)]
     costs = [1 - dict(pair)[True] / dict(pair)[False] for pair in pairs]
-    mean = statistics.mean(costs)
-    half = stats.t.ppf(0.975, len(costs) - 1) * statistics.stdev(costs) / len(costs) ** 0.5
+    mean, half = mean_and_half(costs)
     off, on = (statistics.mean(rate for was_on, rate in rates if was_on is state) for state in (False, True))
     print(
         f"recording cost: {100 * mean:+.2f} % of throughput (95 % interval {100 * (mean - half):+.2f} to {100 * (mean + half):+.2f} %), "

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from scipy import stats
 
 from harness.backends.local import LocalBackend, LocalDeployment
 from harness.clock import SystemClock
@@ -32,7 +31,7 @@ from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.sharing.modes import CONTROL
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
-from tests.benchmarks.loop_efficiency import Bare, environment_for
+from tests.benchmarks.loop_efficiency import Bare, environment_for, mean_and_half
 from tests.support.fake_metrics import RowList
 
 STEP_S = 0.5
@@ -187,11 +186,11 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 def _print(mode: Sharing, groups: Sequence[tuple[float, float]], wishes: argparse.Namespace) -> None:
     ratios = [measured / by_hand for measured, by_hand in groups]
-    half = stats.t.ppf(0.975, len(ratios) - 1) * np.std(ratios, ddof=1) / len(ratios) ** 0.5
+    mean, half = mean_and_half(ratios)
     measured, by_hand = (float(np.mean(column)) for column in zip(*groups, strict=True))
     print(
         f"{mode.value}, {wishes.replicas} x {wishes.workload} ({wishes.execution}, batch {wishes.batch_size}): harness {measured:.1f}, by hand {by_hand:.1f} requests/s; "
-        f"ratio {np.mean(ratios):.4f} ± {half:.4f} (95 %, {len(ratios)} starts of {wishes.rounds} rounds: "
+        f"ratio {mean:.4f} ± {half:.4f} (95 %, {len(ratios)} starts of {wishes.rounds} rounds: "
         f"{', '.join(f'{ratio:.3f}' for ratio in ratios)})",
         flush=True,
     )

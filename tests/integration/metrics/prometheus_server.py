@@ -9,28 +9,30 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
-from tests.integration.metrics.replicas import FORWARD
 from tests.support.ports import free_port
+from tests.support.replicas import FORWARD
 
 INSTALLED = shutil.which("prometheus") is not None and shutil.which("promtool") is not None
 START_TIMEOUT_S = 60
 EMPTY_CONFIG = "global: {scrape_interval: 1h}\n"
 
 
-def backfill(folder: Path, lines: list[str]) -> Path:
+def backfill(folder: Path, lines: Iterable[str]) -> Path:
     """Make a database of OpenMetrics lines (``name{labels} value seconds``) and return its folder."""
     source = folder / "samples.om"
-    source.write_text("".join(f"{line}\n" for line in [*lines, "# EOF"]))
+    with source.open("w") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.write("# EOF\n")
     database = folder / "data"
     subprocess.run(
         ["promtool", "tsdb", "create-blocks-from", "openmetrics", "--quiet", str(source), str(database)],
         check=True,
         capture_output=True,
-        timeout=300,
+        timeout=600,
     )
     source.unlink()
     return database

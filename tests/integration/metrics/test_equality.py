@@ -17,8 +17,8 @@ from harness.metrics.recorder import Recorder
 from harness.results.requests import LATENCY, records_of
 from tests.integration.metrics.bursts import END_S, PHASE_S
 from tests.integration.metrics.prometheus_server import EMPTY_CONFIG, INSTALLED, RunningPrometheus
-from tests.integration.metrics.replicas import running_replicas
 from tests.support.fake_metrics import RowList
+from tests.support.replicas import running_replicas
 
 pytestmark = [
     pytest.mark.integration,

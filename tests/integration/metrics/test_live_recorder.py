@@ -12,8 +12,8 @@ from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import PRIORITY, Recorder, _punctual
 from harness.metrics.rows import LATE_TICK
-from tests.integration.metrics.replicas import running_replicas
 from tests.support.fake_metrics import RowList
+from tests.support.replicas import running_replicas
 
 pytestmark = pytest.mark.integration
 

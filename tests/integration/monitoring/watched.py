@@ -25,13 +25,13 @@ from typing import Any
 import yaml
 
 from tests.integration.metrics.prometheus_server import wait_until_ready
-from tests.integration.metrics.replicas import running_replicas
 from tests.support import exporter_pages as pages
 from tests.support import monitoring_access
 from tests.support.kubelet import certificate
 from tests.support.kubernetes_discovery import ApiServer, Object, node_targets, pod_targets, selected
 from tests.support.monitoring import prometheus_files
 from tests.support.ports import free_port
+from tests.support.replicas import running_replicas
 
 INTERVAL_S = 1
 TOKEN = "only-for-the-kubelet"
