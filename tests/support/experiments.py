@@ -1,8 +1,5 @@
 """Small experiments and campaigns for tests."""
 
-from pathlib import Path
-
-from harness.campaign.journal import read_events
 from harness.spec import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, Sharing, Timing, WorkloadSpec
 
 TINY = "tests.support.tiny_workload"
@@ -30,9 +27,13 @@ def experiment(
     condition=None,
     **options,
 ) -> ExperimentSpec:
-    factory = factory if ":" in factory else f"{TINY}:{factory}"
+    """workload: the whole of it, or more fields of the tiny one."""
+    if not isinstance(workload, WorkloadSpec):
+        factory = factory if ":" in factory else f"{TINY}:{factory}"
+        tiny = {"name": "tiny", "factory": factory, "warmup_requests": 1, "options": options}
+        workload = WorkloadSpec(**tiny, **(workload or {}))
     return ExperimentSpec(
-        workload=WorkloadSpec(name="tiny", factory=factory, warmup_requests=1, options=options, **(workload or {})),
+        workload=workload,
         replicas=replicas,
         sharing=sharing,
         mps=mps,
@@ -58,11 +59,3 @@ def campaign(**changes) -> CampaignSpec:
         "timing": Timing(**FAST),
     }
     return CampaignSpec(**values | changes)
-
-
-def begun(campaign: Path | None, step: str, experiment: str = "") -> bool:
-    """Whether a step has begun in a campaign's folder, of this experiment or of any; not while there is no folder."""
-    return campaign is not None and any(
-        event["event"] == "step-begins" and event["step"] == step and experiment in event["experiment"]
-        for event in read_events(campaign / "state.jsonl")
-    )

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import RecordingRequest, ReplicaDeath, Send
+from harness.clock import SystemClock
 from harness.errors import BackendError, HarnessError, Issue
+from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder, Sources
 from harness.metrics.row_builder import ReplicaTarget
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
 from harness.sharing.mode import Notify, unheard
-from harness.spec import ExperimentSpec
-from tests.support.fake_metrics import fake_sources, sample
+from harness.spec import ExperimentSpec, Timing
+from tests.support.fake_metrics import RowList, fake_sources, sample
 
 NOBODY = 2**22 + 1  # above the kernel's largest process id
 
@@ -28,6 +30,18 @@ NOBODY = 2**22 + 1  # above the kernel's largest process id
 def busy(replicas: int) -> Sources:
     """Sources of replicas that serve 100 requests of 4 ms between two scrapes."""
     return fake_sources(replicas, lambda _replica, scrape: sample([0.004] * (100 * scrape)))
+
+
+def recording_request(metrics: Sequence[str], timing: Timing, **changes: Any) -> RecordingRequest:
+    """What a runner asks a deployment for, with a list of rows and nobody who listens unless ``changes`` say more."""
+    values: dict[str, Any] = {
+        "sink": RowList(),
+        "clock": SystemClock(),
+        "wake": threading.Event(),
+        "on_tick": lambda _rows, _of_rows: None,
+        "notice": lambda _sentence: None,
+    }
+    return RecordingRequest(metrics=select(list(metrics)), timing=timing, **values | changes)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,8 @@ import numpy as np
 
 from harness.results.requests import GENERATED
 from harness.traffic.generator import LoadPlan
+from harness.traffic.records import CLIENT_FIELDS
+from tests.support.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,3 +51,15 @@ def records(log: Path) -> np.ndarray:
 def plan_for(port, folder: Path, **wishes) -> LoadPlan:
     values = {"targets": [("127.0.0.1", port)], "rate": 100.0, "duration_s": 1.0, "log": str(folder / "requests.bin")}
     return LoadPlan(**{**values, **wishes})
+
+
+def asked_of(log: Path) -> dict[str, np.ndarray]:
+    """What the client of a user's server wrote down: a column of all requests for each field."""
+    return dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
+
+
+def wait_for_requests(count: int, *logs: Path, timeout_s: float = 120.0) -> None:
+    """Until each client has written down so many."""
+    size = count * 8 * len(CLIENT_FIELDS)
+    there = eventually(lambda: all(log.is_file() and log.stat().st_size >= size for log in logs), timeout_s)
+    assert there, [log.stat() for log in logs]

@@ -1,5 +1,7 @@
 """A workload that needs no torch and has memory for a batch of 16."""
 
+import time
+
 MOST = 16
 
 
@@ -12,6 +14,7 @@ class Growing:
     def infer(self):
         if self.batch_size > MOST:
             raise MemoryError
+        time.sleep(0.002)
         return self.batch_size
 
     def describe(self):

@@ -30,3 +30,8 @@ def eventually(condition, timeout_s: float = 120.0) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def wait_for(condition, timeout_s: float = 200.0) -> None:
+    """Until ``condition`` comes true, which has to be in time."""
+    assert eventually(condition, timeout_s), f"it did not happen within {timeout_s} s"

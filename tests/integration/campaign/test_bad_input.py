@@ -1,6 +1,5 @@
 """What goes wrong on real machines: one clear sentence, the documented exit code, and nothing lost."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from harness.metrics.nvml import gpu_descriptions
+from harness.results.manifest import Status
 from tests.support import forked
-from tests.support.experiments import begun
-from tests.support.processes import eventually, marked
+from tests.support.campaigns import Campaign
+from tests.support.processes import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
-CAMPAIGN = """
+SPEC = """
 name: bad
 workloads:
   - name: tiny
@@ -30,57 +30,19 @@ timing: {{step_s: 0.1, stabilise_s: 0.2, record_s: {record_s}, cooldown_s: 0, re
 limits: {{retries: 0, on_replica_death: degrade}}
 metrics: [latency_p50, throughput, total_count]
 """
+DEFAULTS = {"factory": "steady", "options": "{}", "record_s": 1, "more": "", "ready_timeout_s": 120}
+EXPERIMENT = "tiny_r2_time-slicing_rep1"
 
 
-class Run:
-    """A campaign as files and commands."""
+def bad(folder: Path, **wishes) -> Campaign:
+    values = DEFAULTS | wishes
+    if ":" not in values["factory"]:
+        values["factory"] = f"tests.support.tiny_workload:{values['factory']}"
+    return Campaign(folder, SPEC.format(**values), force=False)
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        factory="tests.support.tiny_workload:steady",
-        options="{}",
-        record_s=1,
-        more="",
-        ready_timeout_s=120,
-    ):
-        self.file = folder / "campaign.yaml"
-        self.results = folder / "results"
-        self.file.write_text(
-            CAMPAIGN.format(
-                factory=factory, options=options, record_s=record_s, more=more, ready_timeout_s=ready_timeout_s
-            )
-        )
 
-    @property
-    def words(self) -> tuple[object, ...]:
-        return ("run", self.file, "--results", self.results, "--no-report")
-
-    def start(self, log: Path) -> forked.Command:
-        return forked.commands().start(*self.words, log=log)
-
-    def __call__(self, *words) -> tuple[int, str]:
-        done = forked.harness(*(words or self.words))
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, done.stdout + done.stderr
-
-    @property
-    def path(self) -> Path:
-        return next(self.results.glob("bad-*"))
-
-    @property
-    def experiment(self) -> Path:
-        return self.path / "tiny_r2_time-slicing_rep1"
-
-    @property
-    def recording(self) -> bool:
-        # Not in hidden folders: they are renamed while this looks.
-        return any(path.stat().st_size > 1000 for path in self.results.glob("[!.]*/**/*throughput*.csv"))
-
-    def nothing_runs(self) -> bool:
-        identity = json.loads((self.path / "campaign.json").read_text())["campaign_id"]
-        return eventually(lambda: not marked(identity))
+def table(campaign: Campaign, place: str = EXPERIMENT) -> Path:
+    return next((campaign.path / place).rglob("*throughput*.csv"))
 
 
 @pytest.mark.parametrize(
@@ -98,133 +60,115 @@ class Run:
 def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, wishes, sentences):
     if "cuda" in wishes.get("more", "") and gpu_descriptions()[0]:
         pytest.skip("this machine has a GPU")
+    campaign = bad(tmp_path, **wishes)
 
-    code, said = Run(tmp_path, **wishes)()
+    said = campaign.run(code=3).stderr
 
-    assert code == 3
     assert all(sentence in said for sentence in sentences), said
-    assert not (tmp_path / "results").exists()
+    assert not campaign.results.exists()
 
 
 def test_a_results_folder_that_cannot_be(tmp_path):
-    run = Run(tmp_path)
-    run.results.write_text("a file")
+    campaign = bad(tmp_path)
+    campaign.results.write_text("a file")
 
-    code, said = run()
-
-    assert code == 3
-    assert "is a file" in said
-    assert run.results.read_text() == "a file"
+    assert "is a file" in campaign.run(code=3).stderr
+    assert campaign.results.read_text() == "a file"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_results_folder_without_rights(tmp_path):
-    run = Run(tmp_path)
-    run.results.mkdir(mode=0o500)
+    campaign = bad(tmp_path)
+    campaign.results.mkdir(mode=0o500)
 
-    code, said = run()
-
-    assert code == 3
-    assert "no write access" in said
+    assert "no write access" in campaign.run(code=3).stderr
 
 
 @pytest.mark.parametrize(
     ("wishes", "sentence"),
     [
         ({"factory": "tests.support.dies_at_import:make"}, "no weights on this machine"),
-        (
-            {"factory": "tests.support.tiny_workload:hangs", "ready_timeout_s": 10},
-            "did not serve within 10 s (phase warming)",
-        ),
-        ({"factory": "tests.support.tiny_workload:nothing_of_that_name"}, "nothing_of_that_name"),
+        ({"factory": "hangs", "ready_timeout_s": 10}, "did not serve within 10 s (phase warming)"),
+        ({"factory": "nothing_of_that_name"}, "nothing_of_that_name"),
     ],
 )
 def test_a_workload_that_never_serves(tmp_path, wishes, sentence):
-    run = Run(tmp_path, **wishes)
+    campaign = bad(tmp_path, **wishes)
 
-    code, said = run()
+    done = campaign.run(code=4)
 
-    assert code == 4
-    assert sentence in said
-    assert "harness resume --retry-invalid" in said
-    verdict = json.loads((run.experiment / "manifest.json").read_text())["verdict"]
-    assert verdict["status"] == "INVALID"
-    assert sentence in verdict["reasons"][0]
-    assert verdict["advice"]
-    assert run.nothing_runs()
-    assert run("verify", run.path)[0] == 0
+    assert sentence in done.stdout + done.stderr
+    assert "harness resume --retry-invalid" in done.stdout + done.stderr
+    verdict = campaign.manifest(EXPERIMENT).verdict
+    assert verdict.status is Status.INVALID
+    assert sentence in verdict.reasons[0]
+    assert verdict.advice
+    campaign.verified()
 
 
 def test_a_workload_that_hangs_while_it_is_recorded(tmp_path):
     # After so few that none ends in the recording, however slow the machine: one that served before is DEGRADED.
-    run = Run(tmp_path, factory="tests.support.tiny_workload:hangs", options="{after: 5}", record_s=3)
+    campaign = bad(tmp_path, factory="hangs", options="{after: 5}", record_s=3)
 
-    code, said = run()
+    campaign.run(code=4)
 
-    verdict = json.loads((run.experiment / "manifest.json").read_text())["verdict"]
-    assert verdict["status"] == "INVALID", said
-    assert code == 4
-    assert run.nothing_runs()
+    assert campaign.manifest(EXPERIMENT).verdict.status is Status.INVALID
+    assert campaign.processes() == []
 
 
 def test_a_replica_that_dies_while_it_is_recorded(tmp_path):
-    run = Run(
-        tmp_path, factory="tests.support.tiny_workload:dies_after", options="{after_s: 1.5, replica: 1}", record_s=2
-    )
+    told = tmp_path / "told"
+    campaign = bad(tmp_path, factory="dies_when_told", options=f"{{told: {told}, replica: 1}}", record_s=3)
 
-    code, said = run()
+    command = campaign.started("record")
+    told.touch()
+    said = command.end()
 
-    assert code == 0
-    assert "DEGRADED: " in said
+    campaign.check(command.returncode, said)
     assert "out of luck" in said
-    verdict = json.loads((run.experiment / "manifest.json").read_text())["verdict"]
-    assert verdict["status"] == "DEGRADED"
-    lines = next(run.experiment.glob("*throughput*.csv")).read_text().splitlines()
-    last = [line for line in lines if ",replica-1," in line][-1]
+    verdict = campaign.manifest(EXPERIMENT).verdict
+    assert "replica-died" in verdict.codes
+    assert verdict.status is Status.DEGRADED or campaign.starved()
+    last = [line for line in table(campaign).read_text().splitlines() if ",replica-1," in line][-1]
     assert last.split(",")[3] == ""
     assert last.split(",")[4]
 
 
 def test_two_harnesses_on_one_campaign(tmp_path):
-    run = Run(tmp_path)
-    first = run.start(tmp_path / "said")
-    assert eventually(lambda: begun(next(run.results.glob("bad-*"), None), "preflight"))
+    campaign = bad(tmp_path)
+    first = campaign.started("preflight")
     first.send_signal(signal.SIGSTOP)  # however long the second takes to start, the first is still at it
 
-    code, said = run("resume", run.path)
+    said = campaign.run(code=6).stderr
 
     first.send_signal(signal.SIGCONT)
-    assert code == 6
     assert f"in use by another harness (process {first.pid})" in said
-    assert first.wait() == 0
+    campaign.check(first.wait(), campaign.log.read_text())
 
 
 def test_an_edited_csv_is_named_and_run_again_by_resume(tmp_path):
-    run = Run(tmp_path)
-    assert run()[0] == 0
-    edited = next(run.experiment.glob("*throughput*.csv"))
+    campaign = bad(tmp_path)
+    campaign.run()
+    edited = table(campaign)
     edited.write_text(edited.read_text().replace("replica-0", "replica-9", 1))
 
-    code, said = run("verify", run.path)
-    assert code == 5
-    assert f"{edited}: the file was changed after it was written" in said
+    found = forked.harness("verify", campaign.path)
+    assert found.returncode == 5
+    assert f"{edited}: the file was changed after it was written" in found.stdout + found.stderr
 
-    code, said = run("resume", run.path, "--no-report")
-    assert code == 0
-    assert "is kept in" in said
-    assert run("verify", run.path)[0] == 0
-    assert list((run.path / "attempts").glob("*/" + edited.name))
+    again = campaign.run()
+    assert "is kept in" in again.stdout + again.stderr
+    campaign.verified()
+    assert list((campaign.path / "attempts").glob("*/" + edited.name))
 
 
 def test_a_campaign_file_that_changed_between_run_and_resume(tmp_path):
-    run = Run(tmp_path)
-    assert run()[0] == 0
-    run.file.write_text(run.file.read_text().replace("[2]", "[1, 2]"))
+    campaign = bad(tmp_path)
+    campaign.run()
+    campaign.file.write_text(campaign.file.read_text().replace("[2]", "[1, 2]"))
 
-    code, said = run("resume", run.path)
-    assert code == 6
-    assert "changed since the campaign" in said
-    assert run("resume", run.path, "--as-started", "--no-report")[0] == 0
+    assert "changed since the campaign" in campaign.run(code=6).stderr
+    campaign.run("--as-started")
 
 
 @contextmanager
@@ -256,41 +200,37 @@ def fill(path: Path) -> None:
 
 def test_a_disk_that_fills_up_while_recording(tmp_path):
     with small_disk(tmp_path / "disk", megabytes=400):
-        run = Run(tmp_path / "disk", record_s=6)
-        process = run.start(tmp_path / "said")
-        assert eventually(lambda: run.recording)
+        campaign = bad(tmp_path / "disk", record_s=6)
+        command = campaign.started("record")
+        attempt = next((campaign.path / "attempts").glob(f"{EXPERIMENT}-*")).name
+        assert eventually(lambda: table(campaign, f"attempts/{attempt}").stat().st_size > 1000)
         hog = tmp_path / "disk" / "hog"
         fill(hog)
-        said = process.end()
+        said = command.end()
 
-        assert process.returncode == 7, said
+        assert command.returncode == 7, said
         assert "No space left on device" in said
         assert "do: Free some space" in said
-        assert run.nothing_runs()
-        kept = next((run.path / "attempts").rglob("*throughput*.csv")).read_text()
+        assert campaign.processes() == []
+        kept = table(campaign, "attempts").read_text()
         assert kept.endswith("\n")
         assert len(kept.splitlines()) > 5
         hog.unlink()
-        code, said = run("resume", run.path, "--no-report")
-        assert code == 0, said
-        assert run("verify", run.path)[0] == 0
+        campaign.run()
+        campaign.verified()
 
 
 def test_a_disk_without_room_is_refused_before_anything_starts(tmp_path):
     with small_disk(tmp_path / "disk", megabytes=20):
-        code, said = Run(tmp_path / "disk")()
-
-    assert code == 3
-    assert "are free for" in said
+        assert "are free for" in bad(tmp_path / "disk").run(code=3).stderr
 
 
 def test_an_hour_is_not_spent_on_a_plan_beyond_its_limits(tmp_path):
-    run = Run(tmp_path)
-    run.file.write_text(run.file.read_text().replace("retries: 0", "retries: 0, max_hours: 0.0001"))
+    campaign = bad(tmp_path)
+    campaign.file.write_text(campaign.file.read_text().replace("retries: 0", "retries: 0, max_hours: 0.0001"))
 
     begun_s = time.monotonic()
-    code, said = run()
+    said = campaign.run(code=2).stderr
 
-    assert code == 2
     assert "more than its limits.max_hours" in said
     assert time.monotonic() - begun_s < 60

@@ -3,20 +3,12 @@
 import json
 import os
 import signal
-from pathlib import Path
-
-import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.questions.condition_overhead import interference
-from harness.campaign.journal import read_events
-from harness.campaign.verify import verify_campaign
-from harness.results.manifest import Status, read_manifest
-from tests.support import forked
-from tests.support.processes import eventually, marked
-
-pytestmark = pytest.mark.integration
+from harness.errors import ReasonCode
+from tests.support.campaigns import Campaign
 
 CAMPAIGN = """
 name: crowd
@@ -36,54 +28,22 @@ metrics: [throughput, total_count, latency_p50]
 """
 
 
-@pytest.fixture
-def results(tmp_path):
-    (tmp_path / "crowd.yaml").write_text(CAMPAIGN.format(device=tmp_path / "device"))
-    return tmp_path
+def test_a_crowded_device_is_a_fail_whoever_is_killed_on_the_way(tmp_path):
+    campaign = Campaign(tmp_path, CAMPAIGN.format(device=tmp_path / "device"))
+    campaign.kill(campaign.started("record", "crowded"))
 
-
-def harness(results: Path, *words) -> forked.Command:
-    return forked.commands().start(*words, "--no-report", log=results / "said")
-
-
-def campaign_of(results: Path) -> Path | None:
-    return next(results.glob("crowd-*"), None)
-
-
-def recording(results: Path, *, after: int = 0) -> str | None:
-    """The crowded experiment that is being recorded, in the events after the first ``after``."""
-    folder = campaign_of(results)
-    if folder is None:
-        return None
-    events = list(read_events(folder / "state.jsonl"))[after:]
-    last = next((event for event in reversed(events) if event["event"] == "step-begins"), {})
-    name = str(last.get("experiment", ""))
-    return name if last.get("step") == "record" and "crowded" in name else None
-
-
-def test_a_crowded_device_is_a_fail_whoever_is_killed_on_the_way(results):
-    first = harness(results, "run", results / "crowd.yaml", "--results", results, "--force")
-    assert eventually(lambda: recording(results)), first.end(1)
-    first.kill()
-    folder = campaign_of(results)
-    identity = json.loads((folder / "campaign.json").read_text())["campaign_id"]
-    assert eventually(lambda: not marked(identity)), "replicas or neighbours outlived the harness"
-
-    known = len(list(read_events(folder / "state.jsonl")))
-    second = harness(results, "resume", folder)
-    assert eventually(lambda: recording(results, after=known)), second.end(1)
-    bereft = recording(results, after=known)
-    assert bereft is not None
-    place = max(folder.glob(f"attempts/{bereft}-*/neighbours/noisy/replicas/replica-2/replica.json"))
+    second = campaign.started("record", "crowded")
+    bereft = campaign.events()[-1]["experiment"]
+    place = max(campaign.path.glob(f"attempts/{bereft}-*/neighbours/noisy/replicas/replica-2/replica.json"))
     os.kill(json.loads(place.read_text())["pid"], signal.SIGKILL)
-    said = second.end()
+    campaign.check(second.wait(), campaign.log.read_text())
 
-    assert second.returncode == 0, said
-    assert verify_campaign(folder).ok
-    verdict = read_manifest(folder / bereft).verdict
-    assert verdict.status is Status.DEGRADED
+    verdict = campaign.manifest(bereft).verdict
+    assert ReasonCode.NEIGHBOUR_DIED in verdict.codes
     assert any("replica 2 of the neighbour noisy was killed by signal 9" in reason for reason in verdict.reasons)
-    found = interference(analyse(folder))
+    campaign.measured("--retry-invalid")
+    campaign.verified()
+    found = interference(analyse(campaign.path))
     [by_measure] = found.overheads.values()
     assert by_measure["throughput"].outcome is Outcome.FAIL
     assert sorted(by_measure["throughput"].kept) == [1, 2, 3]

@@ -1,13 +1,8 @@
 """Neighbours that crash and that take all memory, with real processes: the verdict says what became of whom."""
 
-import pytest
-
-from harness.campaign.verify import verify_campaign
 from harness.errors import ReasonCode
-from harness.results.manifest import Status, read_manifest
-from tests.support import forked
-
-pytestmark = pytest.mark.integration
+from harness.results.manifest import Status
+from tests.support.campaigns import Campaign
 
 CAMPAIGN = """
 name: hostile
@@ -25,16 +20,12 @@ metrics: [throughput, total_count, latency_p50]
 
 
 def test_the_verdict_says_who_survived_and_who_ran_out_of_memory(tmp_path):
-    (tmp_path / "hostile.yaml").write_text(CAMPAIGN)
+    campaign = Campaign(tmp_path, CAMPAIGN)
 
-    done = forked.harness("run", tmp_path / "hostile.yaml", "--results", tmp_path, "--force", "--no-report")
+    done = campaign.measured()
 
-    assert done.returncode == 0, done.stderr
-    [folder] = tmp_path.glob("hostile-*")
-    assert verify_campaign(folder).ok
-    crash, hog = (
-        read_manifest(folder / f"victim_r1_time-slicing_beside-{name}_rep1") for name in ("crash", "memory-hog")
-    )
+    campaign.verified()
+    crash, hog = (campaign.manifest(f"victim_r1_time-slicing_beside-{name}_rep1") for name in ("crash", "memory-hog"))
     [survived] = [each["message"] for each in crash.findings if each["code"] == ReasonCode.VICTIM_SURVIVED]
     assert survived.startswith("The victim survived, and served ")
     assert "replica 0 of the neighbour crash exited with 1; last lines: " in survived

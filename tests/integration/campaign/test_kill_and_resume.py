@@ -1,24 +1,24 @@
-"""kill -9 at any moment, resume, and every experiment is done exactly once with no process left over."""
+"""kill -9 at any moment, resume, and every experiment is done exactly once with no process left over.
 
-import json
+KILLS=50 scripts/pytest tests/integration/campaign/test_kill_and_resume.py: so many at random times.
+"""
+
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from harness.campaign.journal import read_events
-from harness.campaign.verify import verify_campaign
-from tests.support import forked
-from tests.support.experiments import begun
-from tests.support.processes import eventually, marked
+from tests.support.campaigns import Campaign
+from tests.support.processes import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
-STEPS = ["preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down"]
+KILLS = int(os.environ.get("KILLS", "16"))
+STEPS = ["cool-down", "preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify"]
 CAMPAIGN = """
 name: kill
 workloads:
@@ -32,132 +32,81 @@ metrics: [latency_p50, throughput, cpu_usage]
 """
 
 
-class Campaign:
-    """A campaign in a folder, driven only by commands and signals."""
-
-    def __init__(self, folder: Path, repeats: int) -> None:
-        self.file = folder / "campaign.yaml"
-        self.file.write_text(CAMPAIGN.format(repeats=repeats))
-        self.results = folder / "results"
-        self.experiments = 2 * repeats
-
-    @property
-    def path(self) -> Path | None:
-        return next(self.results.glob("kill-*"), None) if self.results.is_dir() else None
-
-    @property
-    def state(self) -> Path:
-        return self.path / "state.jsonl"
-
-    @property
-    def identity(self) -> str:
-        return json.loads((self.path / "campaign.json").read_text())["campaign_id"]
-
-    @property
-    def words(self) -> list[str]:
-        """Of the command that begins the campaign, or goes on with it."""
-        if self.path:
-            return ["resume", str(self.path), "--no-report"]
-        return ["run", str(self.file), "--results", str(self.results), "--force", "--no-report"]
-
-    def fork(self) -> forked.Command:
-        """Begin the campaign, or go on with it, without waiting for Python to start."""
-        return forked.commands().start(*self.words, log=self.file.with_name("said"))
-
-    def start(self) -> subprocess.Popen:
-        """Begin the campaign, or go on with it, as a user does."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "harness", *self.words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def finish(self) -> None:
-        """Resume to the end and check that everything is done, once, and nothing runs on."""
-        self.check(process := self.fork(), process.end())
-
-    def check(self, process: forked.Command | subprocess.Popen, said: str) -> None:
-        """What has ended was the rest of the campaign: everything is done, once, and nothing runs on."""
-        assert process.returncode == 0, said
-        outcome = verify_campaign(self.path)
-        assert outcome.ok, outcome.problems
-        assert outcome.experiments == self.experiments
-        assert marked(self.identity) == []
-
-    def done(self) -> dict[str, int]:
-        """Finished experiments, and when each was finished."""
-        return (
-            {path.parent.name: path.stat().st_mtime_ns for path in self.path.glob("*/manifest.json")}
-            if self.path
-            else {}
-        )
+def campaign_of(folder, repeats):
+    return Campaign(folder, CAMPAIGN.format(repeats=repeats))
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_killed_in_a_step(tmp_path, step):
-    campaign = Campaign(tmp_path, repeats=1)
-    process = campaign.fork()
-    second = "tiny_r2_time-slicing_rep1"
-    assert eventually(lambda: begun(campaign.path, step, second)), process.end(1)
-    process.kill()
-    assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
-    done = campaign.done()
-    assert "tiny_r1_time-slicing_rep1" in done
-
-    campaign.finish()
-
-    assert done.items() <= campaign.done().items()
+def as_a_user(campaign, *before) -> subprocess.Popen:
+    """Begin the campaign, or go on with it, by a Python of its own."""
+    command = [*before, sys.executable, "-m", "harness", *map(str, campaign.words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.timeout(900)
-def test_killed_at_fifty_random_times(tmp_path):
+def finish(campaign, experiments):
+    """Go on to the end: everything is done, once, and nothing runs on."""
+    campaign.run()
+    assert campaign.verified().experiments == experiments
+
+
+def done(campaign) -> dict[str, int]:
+    """Finished experiments, and when each was finished."""
+    if not campaign.begun:
+        return {}
+    return {path.parent.name: path.stat().st_mtime_ns for path in campaign.path.glob("*/manifest.json")}
+
+
+def test_killed_in_each_step(tmp_path):
+    campaign = campaign_of(tmp_path, repeats=2)
+    before = {}
+    for step in STEPS:
+        campaign.kill(campaign.started(step))
+        assert before.items() <= done(campaign).items(), "a finished experiment was touched"
+        before = done(campaign)
+    assert before
+
+    finish(campaign, experiments=4)
+
+    assert before.items() <= done(campaign).items()
+
+
+@pytest.mark.timeout(120 + 15 * KILLS)
+def test_killed_at_random_times(tmp_path):
     """Each kill hits the run that went on from the one before."""
-    campaign = Campaign(tmp_path, repeats=12)
+    campaign = campaign_of(tmp_path, repeats=KILLS // 4)
     moments = random.Random(20260101)
-    done = {}
-    for _ in range(50):
-        process = campaign.fork()
+    before = {}
+    for _ in range(KILLS):
+        command = campaign.start()
         time.sleep(moments.uniform(0.0, 1.5))
-        process.kill()
-        if campaign.path is None:
-            continue
-        assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
-        assert done.items() <= campaign.done().items(), "a finished experiment was touched"
-        done = campaign.done()
+        campaign.kill(command)
+        assert before.items() <= done(campaign).items(), "a finished experiment was touched"
+        before = done(campaign)
 
-    campaign.finish()
+    finish(campaign, experiments=2 * (KILLS // 4))
 
-    assert done.items() <= campaign.done().items()
-    attempts = {event["experiment"] for event in read_events(campaign.state) if event["event"] == "step-begins"}
-    assert len(attempts) == campaign.experiments
+    assert before.items() <= done(campaign).items()
+    attempts = {event["experiment"] for event in campaign.events() if event["event"] == "step-begins"}
+    assert len(attempts) == 2 * (KILLS // 4)
 
 
-def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
-    campaign = Campaign(tmp_path, repeats=3)
-    process = campaign.start()
-    assert eventually(lambda: begun(campaign.path, "record"))
+@pytest.mark.parametrize(
+    ("before", "number", "code"),
+    [((), signal.SIGINT, 130), (("nohup",), signal.SIGHUP, 0)],
+    ids=["interrupted", "hang-up under nohup"],
+)
+def test_a_signal_ends_a_campaign_that_then_says_how_to_go_on_but_no_hang_up_one_under_nohup(
+    tmp_path, before, number, code
+):
+    campaign = campaign_of(tmp_path, repeats=1)
+    process = as_a_user(campaign, *before)
+    assert eventually(lambda: campaign.begun and campaign.in_step("record"))
 
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said, _ = process.communicate(timeout=280)
 
-    assert process.returncode == 130, said
-    assert f"harness resume {campaign.path}" in said
-    assert marked(campaign.identity) == []
-    campaign.check(again := campaign.start(), again.communicate(timeout=280)[0])
-
-
-def test_a_hang_up_does_not_end_a_campaign_under_nohup(tmp_path):
-    campaign = Campaign(tmp_path, repeats=1)
-    command = ["nohup", sys.executable, "-m", "harness", "run", str(campaign.file), "--results", str(campaign.results)]
-    process = subprocess.Popen(
-        [*command, "--force", "--no-report"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert eventually(lambda: begun(campaign.path, "record"))
-
-    process.send_signal(signal.SIGHUP)
-    said, _ = process.communicate(timeout=280)
-
-    # 4: ended as well, with experiments that a busy machine made INVALID.
-    assert process.returncode in {0, 4}, said
-    assert "results: " in said
+    campaign.check(process.returncode, said, code=code)
+    assert (f"harness resume {campaign.path}" in said) is bool(code)
+    assert ("results: " in said) is not bool(code)
+    assert campaign.processes() == []
+    if code:
+        finish(campaign, experiments=2)

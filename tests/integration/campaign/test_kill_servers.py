@@ -3,7 +3,6 @@
 SERVER_KILLS=50 scripts/pytest tests/integration/campaign/test_kill_servers.py: so many of each.
 """
 
-import json
 import os
 import random
 import socket
@@ -13,12 +12,10 @@ import psutil
 import pytest
 
 from harness import supervisor
-from harness.campaign.verify import verify_campaign
-from tests.support import forked
-from tests.support.experiments import begun
-from tests.support.processes import eventually, marked
+from tests.support.campaigns import Campaign
+from tests.support.processes import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 KILLS = int(os.environ.get("SERVER_KILLS", "1"))
 STEPS = ["deploy", "stabilise", "record", "clean-up"]
@@ -37,29 +34,6 @@ CAMPAIGN = {
     "limits": {"on_replica_death": "retry", "retries": 0},
     "metrics": ["throughput", "latency_p50"],
 }
-
-
-class Campaign:
-    """A campaign in a folder."""
-
-    def __init__(self, folder):
-        folder.mkdir()
-        self.file, self.results = folder / "campaign.yaml", folder / "results"
-        self.file.write_text(json.dumps(CAMPAIGN))
-
-    @property
-    def path(self):
-        return next(self.results.glob("kill-*"), None) if self.results.is_dir() else None
-
-    @property
-    def words(self):
-        """Of the command that begins it, or goes on with it."""
-        if self.path:
-            return ["resume", self.path, "--no-report", "--retry-invalid"]
-        return ["run", self.file, "--results", self.results, "--force", "--no-report"]
-
-    def processes(self):
-        return marked(json.loads((self.path / "campaign.json").read_text())["campaign_id"])
 
 
 def runs(process, what):
@@ -95,27 +69,20 @@ def is_taken(port):
 def test_a_kill_leaves_nothing_and_resume_finishes(tmp_path, victim):
     chance = random.Random(1)
     for number in range(KILLS):
-        campaign = Campaign(tmp_path / str(number))
-        process = forked.commands().start(*campaign.words, log=tmp_path / "said")
-        step = chance.choice(STEPS) if victim == "harness" else "record"
-        assert eventually(lambda campaign=campaign, step=step: begun(campaign.path, step)), process.end()
+        campaign = Campaign(tmp_path / str(number), CAMPAIGN)
+        command = campaign.started(chance.choice(STEPS) if victim == "harness" else "record")
         processes = campaign.processes()
         ports = ports_of(processes)
         if victim == "harness":
-            process.kill()
+            command.kill()
         else:
             for each in chance.sample(processes, len(processes)):
                 if runs(each, victim):
                     each.kill()
                     break
-            process.end()
+            command.end()
         assert eventually(lambda campaign=campaign: not campaign.processes()), campaign.processes()
         assert eventually(lambda ports=ports: not any(map(is_taken, ports))), ports
 
-        process = forked.commands().start(*campaign.words, log=tmp_path / "said")
-        said = process.end()
-        assert process.returncode in {0, 4}, said  # 4: a busy machine made it INVALID
-        outcome = verify_campaign(campaign.path)
-        assert outcome.ok, outcome.problems
-        assert outcome.experiments == 1
-        assert campaign.processes() == []
+        campaign.run("--retry-invalid")
+        assert campaign.verified().experiments == 1

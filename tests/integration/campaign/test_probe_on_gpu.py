@@ -7,10 +7,7 @@ from harness.analysis.questions.time_slices import time_slices
 from harness.campaign.probe import gpu_to_probe, probe
 from harness.spec import Sharing
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 
 @pytest.mark.parametrize("processes", [2, 4])

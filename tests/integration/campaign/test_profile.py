@@ -19,36 +19,29 @@ def harness(*words):
     return forked.harness(*map(str, words), cwd=ROOT, environment={**os.environ, "COLUMNS": "120"})
 
 
-def test_settings_are_measured_traced_and_one_that_does_not_fit_is_an_answer(tmp_path):
-    done = harness("profile", *OWN, "--batch", "4,64", "--results", tmp_path, "--json")
+def test_a_batch_is_raised_to_what_fits_and_each_setting_is_measured_and_traced(tmp_path):
+    raised = ("--batch", 4, "--capacity", "knee", "--most-batch", 64)
+
+    done = harness("profile", *OWN, *raised, "--results", tmp_path, "--json")
 
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    fits, too_large = answer["settings"][0]["settings"]
-    assert (fits["values"]["batch_size"], fits["figures"]["inputs"]["n"]) == (4, 1)
-    assert fits["figures"]["accuracy"]["mean"] == 0.5
-    assert "does not use torch" in fits["missing"]["kernel_busy_share"]
-    assert too_large["failure"].startswith("out-of-memory: ")
+    settings = {one["values"]["batch_size"]: one for one in answer["settings"][0]["settings"]}
+    assert (min(settings), settings[4]["figures"]["inputs"]["n"]) == (4, 1)
+    assert settings[4]["figures"]["accuracy"]["mean"] == 0.5
+    assert "does not use torch" in settings[4]["missing"]["kernel_busy_share"]
+    [sentence] = answer["stress"]
+    assert "The last good point is a batch of" in sentence
+    assert max(batch for batch, one in settings.items() if not one["failure"]) <= 16 <= max(settings)
+    # That one does not fit is an answer, though its experiment is INVALID.
+    assert all(one["failure"].startswith("out-of-memory: ") for batch, one in settings.items() if batch > 16)
     folder = Path(answer["campaign"])
-    manifest = read_manifest(folder / "growing-workload-b64_r1_time-slicing_rep1")
+    manifest = read_manifest(folder / f"growing-workload-b{max(settings)}_r1_time-slicing_rep1")
     assert (manifest.verdict.status, manifest.experiment.workload.variant_of) == (Status.INVALID, "growing-workload")
     assert harness("verify", folder).returncode == 0
     written = {path: path.stat().st_mtime_ns for path in folder.glob("*_rep*/manifest.json")}
-    assert harness("resume", folder).returncode == 0
+    assert harness("resume", folder, "--no-report").returncode == 0
     assert written == {path: path.stat().st_mtime_ns for path in folder.glob("*_rep*/manifest.json")}
-
-
-def test_the_batch_is_raised_to_what_fits(tmp_path):
-    done = harness(
-        "profile", *OWN, "--batch", "4", "--capacity", "knee", "--most-batch", 64, "--results", tmp_path, "--json"
-    )
-
-    assert done.returncode == 0, done.stderr
-    [sentence] = json.loads(done.stdout)["stress"]
-    measured = {int(path.name.partition("-b")[2].partition("_")[0]) for path in tmp_path.glob("*/*_rep1")}
-    assert "The last good point is a batch of" in sentence
-    assert min(measured) == 4
-    assert max(batch for batch in measured if batch <= 16) <= 16 <= max(measured)
 
 
 def test_the_file_that_it_would_run_can_be_written(tmp_path):

@@ -10,10 +10,7 @@ import torch
 from harness.analysis.bottleneck import Cause
 from tests.support import forked
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 ROOT = Path(__file__).parents[3]
 PLANTED = {

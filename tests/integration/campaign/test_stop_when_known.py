@@ -6,12 +6,8 @@ import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.narrative import remarks
-from harness.campaign.verify import verify_campaign
 from harness.results.layout import metric_files
-from harness.results.manifest import read_manifest
-from tests.support import forked
-
-pytestmark = pytest.mark.integration
+from tests.support.campaigns import BUSY, Campaign
 
 CAMPAIGN = """
 name: known
@@ -24,16 +20,14 @@ metrics: [latency_p50, throughput, total_count]
 
 
 def run(folder, *, step_s=0.1, **values):
-    file = folder / "campaign.yaml"
-    file.write_text(CAMPAIGN.format(step_s=step_s, **values))
-    done = forked.harness("run", file, "--results", folder, "--no-report")
-    assert done.returncode == 0, done.stderr
-    campaign = next(folder.glob("known-*"))
-    return campaign, next(path for path in campaign.glob("tiny_*") if path.is_dir())
+    campaign = Campaign(folder, CAMPAIGN.format(step_s=step_s, **values))
+    campaign.measured()
+    [(name, manifest)] = campaign.manifests().items()
+    return campaign, campaign.path / name, manifest
 
 
 def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
-    campaign, experiment = run(
+    campaign, experiment, manifest = run(
         tmp_path,
         step_s=0.25,
         replicas=2,
@@ -41,10 +35,7 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
         known="min_s: 1, relative_half_width: 0.6, metrics: [throughput, latency_p50_exact]",
     )
 
-    manifest = read_manifest(experiment)
-    # Other tests may take the CPU for a step or more; nothing else may be wrong.
-    starved = ("Throughput was not steady", "no answer in time", "no replica could be read")
-    assert [reason for reason in manifest.verdict.reasons if not any(sign in reason for sign in starved)] == []
+    assert set(manifest.verdict.codes) <= BUSY, manifest.verdict
     # What infer() returned counts, whatever batch the campaign names.
     assert all(each["requests"] == each["inputs"] > 0 for each in manifest.replicas)
     assert manifest.inputs_per_request == 1
@@ -57,8 +48,8 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
     for file in metric_files(experiment).values():
         series = {line.split(",")[2] for line in file.path.read_text().splitlines()[1:]}
         assert len(file.path.read_text().splitlines()) == 1 + len(series) * manifest.rows
-    assert verify_campaign(campaign).ok
-    analysis = analyse(campaign)
+    campaign.verified()
+    analysis = analyse(campaign.path)
     assert analysis.unfinished == []
     known = manifest.stopping["figures"]["throughput"]["figure"]
     assert analysis.cells[0].estimates["throughput"].mean == pytest.approx(known, rel=0.6)
@@ -66,9 +57,8 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
 
 
 def test_what_stays_unknown_is_recorded_to_the_end_and_says_what(tmp_path):
-    _, experiment = run(tmp_path, replicas=1, record_s=2, known="min_s: 1, relative_half_width: 0.000001")
+    _, experiment, manifest = run(tmp_path, replicas=1, record_s=2, known="min_s: 1, relative_half_width: 0.000001")
 
-    manifest = read_manifest(experiment)
     assert manifest.rows == 21
     assert not manifest.stopping["known"]
     assert manifest.stopping["why"].startswith("Recorded to the end (2 s): throughput (")

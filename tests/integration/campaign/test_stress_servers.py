@@ -1,15 +1,14 @@
 """The rate at which servers with a planted limit break their objective, found by real processes and halved up to a precision."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
-from harness.campaign.verify import verify_campaign
 from harness.spec import StressSpec
+from tests.support.campaigns import Campaign
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 ROOM, SERVICE_S = 16, 0.2
 CAPACITY = ROOM / SERVICE_S
@@ -34,14 +33,10 @@ CAMPAIGN = {
 
 
 def test_the_highest_goodput_of_servers_with_a_planted_limit_is_found_and_told_everywhere(tmp_path):
-    file = tmp_path / "campaign.yaml"
-    file.write_text(json.dumps(CAMPAIGN))
+    campaign = Campaign(tmp_path, CAMPAIGN, command="stress", options=["--json"])
 
-    command = [sys.executable, "-m", "harness", "stress", str(file), "--results", str(tmp_path), "--force", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    answer = json.loads(campaign.run().stdout)
 
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
     (best,) = answer["goodput"]
     loads = StressSpec.model_validate(CAMPAIGN["stress"], strict=False).grid()
     assert best["rate_each"] in [load for load in loads if load < 256], (
@@ -59,9 +54,8 @@ def test_the_highest_goodput_of_servers_with_a_planted_limit_is_found_and_told_e
     assert ladder.startswith("llm under time-slicing breaks at")
     assert overall.startswith("llm: the highest goodput within the objective is ")
     assert "of 2 servers under time-slicing" in overall
-    (campaign,) = tmp_path.glob("fits-*")
-    assert verify_campaign(campaign).ok
-    assert json.loads((campaign / "summary.json").read_text())["goodput"] == answer["goodput"]
+    campaign.verified()
+    assert json.loads((campaign.path / "summary.json").read_text())["goodput"] == answer["goodput"]
     for page in ("report.md", "report.html"):
-        assert "Highest goodput" in (campaign / page).read_text()
-        assert overall in (campaign / page).read_text()
+        assert "Highest goodput" in (campaign.path / page).read_text()
+        assert overall in (campaign.path / page).read_text()

@@ -1,17 +1,9 @@
 """Repeats until something is known, on real processes, through kill -9 and resume."""
 
 import json
-import subprocess
-import sys
 
-import pytest
-
-from harness.campaign.verify import verify_campaign
 from tests.support import forked
-from tests.support.experiments import begun
-from tests.support.processes import eventually, marked
-
-pytestmark = pytest.mark.integration
+from tests.support.campaigns import Campaign
 
 CAMPAIGN = """
 name: known
@@ -27,42 +19,32 @@ metrics: [throughput, total_count]
 """
 
 
-def harness(*words):
+def said(*words):
     done = forked.harness(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_killed_in_the_middle_of_a_block_it_goes_on_until_the_answer_is_there(tmp_path):
-    file = tmp_path / "campaign.yaml"
-    file.write_text(CAMPAIGN)
-    plan = harness("plan", str(file))
+    campaign = Campaign(tmp_path, CAMPAIGN, options=())
+    plan = said("plan", campaign.file)
     assert "At least 6 experiments" in plan
     assert "At most 8 experiments" in plan
-    run = ["run", str(file), "--results", str(tmp_path), "--force", "--no-report"]
-    process = forked.commands().start(*run, log=tmp_path / "said")
+    campaign.kill(campaign.started("record", "tiny_r1_time-slicing_slowed_rep2"))
+    alone = campaign.path / "tiny_r1_time-slicing_alone_rep1" / "manifest.json"
+    first = alone.stat().st_mtime_ns
+    assert "Whole blocks of repeats: 1; questions: 1 open." in said("status", campaign.path)
 
-    def folder():
-        return next(tmp_path.glob("known-*"), None)
+    answer = json.loads(campaign.measured("--json").stdout)
 
-    assert eventually(lambda: begun(folder(), "record", "tiny_r1_time-slicing_slowed_rep2"))
-    process.kill()
-    identity = json.loads((folder() / "campaign.json").read_text())["campaign_id"]
-    assert eventually(lambda: not marked(identity))
-    first = (folder() / "tiny_r1_time-slicing_alone_rep1" / "manifest.json").stat().st_mtime_ns
-    assert "Whole blocks of repeats: 1; questions: 1 open." in harness("status", str(folder()))
-
-    answer = json.loads(harness("resume", str(folder()), "--json"))
-
-    assert (folder() / "tiny_r1_time-slicing_alone_rep1" / "manifest.json").stat().st_mtime_ns == first
+    assert alone.stat().st_mtime_ns == first
     told = answer["until_known"]
     assert "slowed against time-slicing alone: throughput is" in told[0]
     repeats = {name.rpartition("rep")[2] for name in answer["experiments"]}
     assert repeats in ({"1", "2", "3"}, {"1", "2", "3", "4"})
-    assert verify_campaign(folder()).ok
-    command = [sys.executable, "-m", "harness", "status", str(folder()), "--json"]
-    status = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    campaign.verified()
+    status = json.loads(said("status", campaign.path, "--json"))
     assert (status["done"], status["answers"]) == (len(status["experiments"]), told)
-    page = (folder() / "report.md").read_text()
+    page = (campaign.path / "report.md").read_text()
     assert told[0] in page
     assert "followed from the results" in page

@@ -12,7 +12,7 @@ import yaml
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, api_server
 from tests.unit.ansible.tree import ROOT, TEMPLATES, render
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
 FOLDER, LOG = "/etc/kubernetes/api-server", "/var/log/kubernetes"
 POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}

@@ -16,10 +16,7 @@ from tests.integration.cluster.api_server import MISSING, WHY_NOT, found
 from tests.unit.ansible.tree import ROOT, TEMPLATES, load, render, template, variables
 
 KUBEADM = found("kubeadm")
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(KUBEADM is None, reason="no kubeadm in KUBEBUILDER_ASSETS or PATH"),
-]
+pytestmark = pytest.mark.skipif(KUBEADM is None, reason="no kubeadm in KUBEBUILDER_ASSETS or PATH")
 JOIN = {
     "worker_node_name": "worker-1",
     "join_endpoint": "192.0.2.1:6443",

@@ -8,7 +8,6 @@ from tests.integration.cluster.playbook import play, possible
 from tests.support.cluster_objects import documents
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.skipif(bool(MISSING), reason=WHY_NOT),
     pytest.mark.skipif(not possible(), reason="one folder cannot be laid over another here"),
 ]

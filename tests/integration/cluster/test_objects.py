@@ -10,7 +10,7 @@ import yaml
 from tests.integration.cluster.api_server import MISSING, WHY_NOT
 from tests.unit.ansible.tree import TEMPLATES, every_task, render
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
 OBJECTS = ["runtime-class.yaml.j2", "local-path.yaml.j2", "metrics-server.yaml.j2", "failed-pods.yaml.j2"]
 # Of the operator's own definition only what matters here: its list of pools has no key, so it is one value.

@@ -8,7 +8,7 @@ import yaml
 from tests.integration.cluster.api_server import MISSING, WHY_NOT
 from tests.unit.ansible.tree import TEMPLATES, render
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
 CLEAN_UP, STORAGE, METRICS = (
     "kube-system:failed-pods",

@@ -12,7 +12,6 @@ from tests.integration.cluster.playbook import Run, play, possible
 from tests.unit.ansible.tree import TEMPLATES, render
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.skipif(bool(MISSING), reason=WHY_NOT),
     pytest.mark.skipif(not possible(), reason="one folder cannot be laid over another here"),
 ]

@@ -14,7 +14,7 @@ from tests.integration.cluster.api_server import MISSING, WHY_NOT, WORKER, found
 from tests.support.fake_machine import FakeMachine
 from tests.unit.node.healthy import expected
 
-pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
 CHECKS = {"cluster/api", "cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"}
 NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": WORKER}, "spec": {"podCIDR": "10.244.1.0/24"}}

@@ -16,7 +16,6 @@ from tests.support.experiments import experiment
 from tests.unit.ansible.tree import module
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.skipif(bool(MISSING), reason=WHY_NOT),
     pytest.mark.skipif(not possible(), reason="one folder cannot be laid over another here"),
 ]

@@ -28,10 +28,9 @@ CONFIGS = "inference/device-plugin-configs"
 
 
 def pytest_collection_modifyitems(items):
-    """Every test here is one of integration, with an API server that signs for itself."""
+    """Every test here meets an API server that signs for itself."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.integration)
             item.add_marker(pytest.mark.filterwarnings("ignore:Unverified HTTPS request"))
 
 

@@ -19,18 +19,11 @@ from harness.results.requests import LATENCY, records_of
 from harness.spec import ConditionSpec, LayerSpec, ScenarioSpec
 from tests.support.cluster_driver import GPU, ClusterDriver
 from tests.support.experiments import experiment
-from tests.support.processes import DRAINED_S, eventually
+from tests.support.processes import DRAINED_S, eventually, wait_for
 
 SEEN_WITHIN_S = 60.0
 NO_IMAGE = ("ImagePullBackOff", 'Back-off pulling image "registry.example/workload:1": manifest unknown')
 NO_REGISTRY = ("RegistryUnavailable", "pinging container registry registry.example: no such host")
-
-
-def wait_for(what, timeout_s=200):
-    deadline_s = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.02)
 
 
 def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, driver):

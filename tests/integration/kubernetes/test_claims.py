@@ -61,9 +61,9 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
         backend="kubernetes",
         kubernetes=spec.model_dump(),
         workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)],
-        sharing=[Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS],
+        sharing=[Sharing.TIME_SLICING, Sharing.MPS],
         time_slice=["short", "long"],
-        replicas=[1, 3],
+        replicas=[3],
         order="listed",
         metrics=["throughput"],
     )
@@ -72,9 +72,8 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
     outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
 
     assert list(outcome.statuses) == [
-        "tiny_r1_exclusive_rep1",
-        *(f"tiny_r{count}_time-slicing_{interval}_rep1" for count in (1, 3) for interval in ("short", "long")),
-        *(f"tiny_r{count}_mps_rep1" for count in (1, 3)),
+        *(f"tiny_r3_time-slicing_{interval}_rep1" for interval in ("short", "long")),
+        "tiny_r3_mps_rep1",
     ]
     for identity, status in outcome.statuses.items():
         manifest = read_manifest(folder.final_folder(identity))
@@ -98,7 +97,7 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
         "short",
         "long",
     }
-    assert dra.shared == [{"strategy": "MPS"}, None, SHORT, LONG, SHORT, LONG, {"strategy": "MPS"}, {"strategy": "MPS"}]
+    assert dra.shared == [{"strategy": "MPS"}, SHORT, LONG, {"strategy": "MPS"}]
     assert eventually(lambda: driver.left() == [] and dra.left() == [])
     killed.stop(timeout_s=DRAINED_S)
 
@@ -170,7 +169,7 @@ def test_a_campaign_over_two_shared_gpus_goes_on_after_a_killed_one(spec, driver
         workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)],
         sharing=[Sharing.TIME_SLICING, Sharing.MPS],
         gpus=2,
-        replicas=[1, 4],
+        replicas=[4],
         order="listed",
         metrics=["throughput"],
     )
@@ -182,11 +181,11 @@ def test_a_campaign_over_two_shared_gpus_goes_on_after_a_killed_one(spec, driver
         manifest = read_manifest(folder.final_folder(identity))
         assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
         on = Counter(one["device_uuid"] for one in manifest.replicas)
-        assert list(on.values()) == ([2, 2] if manifest.experiment.replicas == 4 else [1])
+        assert list(on.values()) == [2, 2]
         assert {one["claim"] for one in manifest.replicas} == {
             one["claim"] for one in manifest.replicas if one["claim"]
         }
-    assert len(outcome.statuses) == 4
+    assert len(outcome.statuses) == 2
     assert eventually(lambda: driver.left() == [] and dra.left() == [])
     killed.stop(timeout_s=DRAINED_S)
 

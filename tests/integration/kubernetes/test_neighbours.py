@@ -10,15 +10,12 @@ import time
 
 import pytest
 
-from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes import monitoring, objects
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.clock import SystemClock
 from harness.errors import BackendError, ReasonCode
-from harness.metrics.catalogue import select
 from harness.metrics.csv_reader import read_experiment
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
@@ -27,9 +24,10 @@ from harness.results.from_prometheus import read_source
 from harness.results.manifest import Status, read_manifest
 from harness.results.requests import LATENCY, records_of
 from harness.spec import ConditionSpec, Sharing
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
+from tests.integration.metrics.prometheus_server import NEEDED, RunningPrometheus
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment, neighbour
+from tests.support.fake_backend import recording_request
 from tests.support.fake_metrics import FakeGpus, RowList
 from tests.support.processes import DRAINED_S, eventually
 
@@ -200,7 +198,7 @@ def scraping(one_gpu, tmp_path):
         thread.join()
 
 
-@pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed")
+@NEEDED
 def test_a_prometheus_gives_each_workload_series_of_its_own_now_and_later(deploy, server, scraping):
     backend = Trial(server.spec(prometheus_url=scraping.url), record=monitoring.recording)
     timing = {"step_s": 2.0, "record_s": 4.0, "ready_timeout_s": 120, "drain_timeout_s": 4}
@@ -209,15 +207,7 @@ def test_a_prometheus_gives_each_workload_series_of_its_own_now_and_later(deploy
     wait = "count(count_over_time(inference_requests_total[5s]) > 3)"
     assert eventually(lambda: _value(scraping, wait) == 3)
     rows, start_s = RowList(), 2.0 * (int(time.time() / 2) + 1)
-    request = RecordingRequest(
-        metrics=select(list(METRICS)),
-        timing=of.timing,
-        sink=rows,
-        clock=SystemClock(),
-        wake=threading.Event(),
-        on_tick=lambda _rows, _of: None,
-        notice=lambda _sentence: None,
-    )
+    request = recording_request(METRICS, of.timing, sink=rows)
 
     summary = deployment.recording(request).record(start_s, 3)
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import re
 import threading
-import time
 
 import pytest
 
@@ -17,13 +16,11 @@ from harness.metrics.prometheus.recorder import active
 from harness.metrics.promql import PrometheusSource
 from harness.spec import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.integration.metrics.pages import Pages
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
+from tests.integration.metrics.prometheus_server import NEEDED, RunningPrometheus
 from tests.support.ports import free_port
+from tests.support.processes import wait_for
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = [pytest.mark.long, NEEDED]
 
 SPEC = KubernetesSpec(scrape_interval_s=1.0)
 TIMING = Timing(step_s=1.0, record_s=10.0)
@@ -126,13 +123,11 @@ def test_a_replica_that_is_scraped_twice_is_an_error_with_both_jobs(scene, tmp_p
     config = json.loads(scene.pages.config())
     jobs = config["scrape_configs"]
     jobs.append({**jobs[0], "job_name": "podmonitor"})
-    deadline_s = time.monotonic() + 60
     with (
         RunningPrometheus(tmp_path, json.dumps(config)) as running,
         PrometheusServer(running.url, timeout_s=30) as server,
     ):
-        while len(active(server)) < len(jobs) and time.monotonic() < deadline_s:
-            time.sleep(0.1)
+        wait_for(lambda: len(active(server)) == len(jobs))
         found = scene.rehearse(server=server, metrics=["throughput"])
     errors = [one.message for one in found if "every request would count as often" in one.message]
     assert len(errors) == 1

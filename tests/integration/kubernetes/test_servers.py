@@ -2,9 +2,7 @@
 
 import json
 import sys
-import threading
 
-import numpy as np
 import pytest
 
 from harness.backends.kubernetes import files
@@ -19,11 +17,11 @@ from harness.results import layout
 from harness.results.manifest import read_manifest
 from harness.results.requests import LATENCY, records_of
 from harness.spec import Sharing, SloSpec, WorkloadSpec
-from harness.traffic.records import CLIENT_FIELDS
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
 from tests.support.fake_streaming_server import Server, running
+from tests.support.generated_load import asked_of, wait_for_requests
 from tests.support.processes import DRAINED_S, eventually
 
 COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server"]
@@ -41,34 +39,12 @@ def asked(*arguments, replicas=1, ready_timeout_s=120, **server):
         "requests": {"output_tokens": {"mean": TOKENS}},
     }
     workload = {"name": "llm", "device": "cpu", "warmup_requests": 1, "server": values | server}
-    spec = experiment(replicas=replicas, timing={"ready_timeout_s": ready_timeout_s})
-    return spec.model_copy(update={"workload": WorkloadSpec.model_validate(workload)})
-
-
-@pytest.fixture
-def deaths():
-    return []
-
-
-@pytest.fixture
-def deploy(backend, tmp_path, deaths):
-    """Deploys, and stops what a test has left running."""
-    made = []
-
-    def deploying(of, *, by=backend):
-        folder = tmp_path / f"attempt-{len(made)}"
-        folder.mkdir()
-        made.append(by.deploy(of, folder, abort=threading.Event(), on_death=deaths.append))
-        return made[-1], folder
-
-    yield deploying
-    for deployment in made:
-        deployment.stop(timeout_s=DRAINED_S)
+    whole = WorkloadSpec.model_validate(workload)
+    return experiment(workload=whole, replicas=replicas, timing={"ready_timeout_s": ready_timeout_s})
 
 
 def requests_of(folder, replica):
-    log = layout.replica_folder(folder, replica) / "requests.bin"
-    return dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
+    return asked_of(layout.replica_folder(folder, replica) / "requests.bin")
 
 
 @pytest.mark.parametrize("kind", ["deployment", "job"])
@@ -83,7 +59,7 @@ def test_servers_are_started_asked_and_ended_in_the_pods_and_all_answers_are_wri
     assert [status["mps_pipe_directory"] for status in statuses] == ["/mps/nvidia.com/gpu/pipe"] * 2
     assert {status["server_image_id"] for status in statuses} == {statuses[0]["image_id"]}
     logs = [driver.folder / status["pod"] / "requests.bin" for status in statuses]
-    assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS) for log in logs))
+    wait_for_requests(20, *logs)
 
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
@@ -166,7 +142,7 @@ def test_requests_come_out_of_a_file_of_this_machine_and_the_servers_own_metrics
     config_maps = f"/api/v1/namespaces/{spec.namespace}/configmaps"
     made = {one["metadata"]["name"] for one in backend.api.list(config_maps, labels=f"{CAMPAIGN_LABEL}=c0ffee")}
     log = driver.folder / deployment.statuses()[0]["pod"] / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS))
+    wait_for_requests(20, log)
 
     assert len(made) > 2
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
@@ -198,9 +174,9 @@ def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(
         deployment, folder = deploy(of, by=KubernetesBackend(server.spec(), "c0ffee"))
         pods = KubernetesApi(server.spec()).list(driver.collection)
         logs = [driver.folder / status["pod"] / "requests.bin" for status in deployment.statuses()]
-        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS) for log in logs))
+        wait_for_requests(20, *logs)
         assert list(deployment.stop(timeout_s=DRAINED_S)) == []
-        asked_of = [len(engine.asked) for engine in engines]
+        sent = [len(engine.asked) for engine in engines]
 
     assert driver.left() == []
     assert [len(pod["spec"]["containers"]) for pod in pods] == [1, 1]
@@ -210,7 +186,7 @@ def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(
         assert (told["phase"], told["server_url"]) == ("finished", url)
         found = requests_of(folder, index)
         assert set(found["status"]) == {200}
-        assert 20 < len(found["status"]) <= asked_of[index], "each by one, beside the first and that of the warm-up"
+        assert 20 < len(found["status"]) <= sent[index], "each by one, beside the first and that of the warm-up"
 
 
 def test_a_campaign_of_servers_ends_with_its_figures_and_its_objective(server, driver, tmp_path):

@@ -1,25 +1,23 @@
 """Recordings of pods that end when enough is known: judged by the same requests, and as, a local campaign's."""
 
 import math
-import threading
+import time
 
 import pytest
 
-from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.planners import StopRule
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.clock import SystemClock
-from harness.metrics.catalogue import select
 from harness.results.manifest import read_manifest
 from harness.results.requests import read
 from harness.spec import StopWhenKnown, WorkloadSpec
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign, experiment
-from tests.support.fake_metrics import FakeGpus, RowList
+from tests.support.fake_backend import recording_request
+from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import DRAINED_S
 
 PLANNED_S = 900.0
@@ -45,20 +43,12 @@ def test_it_is_judged_as_on_this_machine_by_the_very_requests_that_are_fetched_a
     deployment, folder = deploy(experiment(replicas=2, timing=TIMING), by=Trial(server.spec()))
     fetched = []
     monkeypatch.setattr(KubernetesApi, "download", _counted(KubernetesApi.download, fetched))
-    clock, step_s = SystemClock(), TIMING["step_s"]
-    start_s = math.ceil(clock.now_s() / step_s + 4) * step_s
+    step_s = TIMING["step_s"]
+    start_s = math.ceil(time.time() / step_s + 4) * step_s
     judge = Asked(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
-    wake, sink, notices = threading.Event(), RowList(), []
-    request = RecordingRequest(
-        metrics=select(["throughput"]),
-        timing=experiment(timing=TIMING).timing,
-        sink=sink,
-        clock=clock,
-        wake=wake,
-        on_tick=lambda _done, _of: None,
-        notice=notices.append,
-        enough=judge,
-    )
+    notices = []
+    timing = experiment(timing=TIMING).timing
+    request = recording_request(["throughput"], timing, notice=notices.append, enough=judge)
     summary = deployment.recording(request).record(start_s, round(PLANNED_S / step_s) + 1)
 
     assert judge.known

@@ -40,13 +40,14 @@ def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spe
         backend="kubernetes",
         kubernetes=spec.model_dump(),
         sharing=[Sharing.TIME_SLICING, Sharing.MPS],
+        replicas=[2],
         metrics=["throughput"],
     )
     folder = create(tmp_path / "results", both, text="text", source="shipped:test")
 
     outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
 
-    assert len(outcome.statuses) == 4
+    assert len(outcome.statuses) == 2
     for identity, status in outcome.statuses.items():
         manifest = read_manifest(folder.final_folder(identity))
         assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict

@@ -5,49 +5,32 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
+import time
 
 import psutil
 import pytest
 
-from harness.backends.base import RecordingRequest
-from harness.backends.local import LocalBackend
-from harness.clock import SystemClock
 from harness.errors import BackendError, ReplicaDiedError
-from harness.metrics.catalogue import select
 from harness.results import layout
 from harness.spec import ConditionSpec, LayerSpec, Timing
-from tests.support.experiments import experiment, neighbour
+from tests.support.experiments import neighbour
+from tests.support.fake_backend import recording_request
 from tests.support.fake_metrics import RowList
 from tests.support.processes import DRAINED_S, eventually, marked
-
-pytestmark = pytest.mark.integration
 
 WAITS_AS_PARENT = ["sh", "-c", '"$@"; exit $?', "sh"]
 """A wrapper that stays the replica's parent and does not pass signals on."""
 
 
 @pytest.fixture
-def campaign_id(request):
-    return f"test-{os.getpid()}-{request.node.name}"
-
-
-@pytest.fixture
-def deploy(tmp_path, campaign_id):
-    """Deploy under a condition, and check afterwards that nothing is left of it."""
-    deployments, deaths = [], []
+def deploy(deploy):
+    """Under a condition."""
 
     def start(**condition):
-        backend = LocalBackend(campaign_id)
-        spec = experiment(replicas=1, condition=ConditionSpec(name="test", **condition))
-        deployments.append(backend.deploy(spec, tmp_path, abort=threading.Event(), on_death=deaths.append))
-        return deployments[-1]
+        return deploy(replicas=1, condition=ConditionSpec(name="test", **condition))
 
-    start.deaths = deaths
-    yield start
-    for deployment in deployments:
-        assert deployment.stop(timeout_s=DRAINED_S) == []
-    assert marked(campaign_id) == []
+    start.deaths = deploy.deaths
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -73,17 +56,10 @@ def slower_sleep(tmp_path_factory):
 
 def record(deployment, metrics, rows=5):
     """The rows of a short recording, by metric and series."""
-    sink, clock = RowList(), SystemClock()
-    request = RecordingRequest(
-        metrics=select(metrics),
-        timing=Timing(step_s=0.2, stabilise_s=0, record_s=(rows - 1) * 0.2),
-        sink=sink,
-        clock=clock,
-        wake=threading.Event(),
-        on_tick=lambda _rows, _of_rows: None,
-        notice=lambda _sentence: None,
-    )
-    deployment.recording(request).record(math.ceil(clock.now_s() / 0.2 + 5) * 0.2, rows)
+    sink = RowList()
+    timing = Timing(step_s=0.2, stabilise_s=0, record_s=(rows - 1) * 0.2)
+    request = recording_request(metrics, timing, sink=sink)
+    deployment.recording(request).record(math.ceil(time.time() / 0.2 + 5) * 0.2, rows)
     return {(row.metric, row.series): row.value for row in sink.rows}
 
 

@@ -14,41 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.backends.local import LocalBackend
 from harness.backends.local_replica import end_strays
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
 from harness.spec import WorkloadSpec
 from tests.support.cgroups import make_group
-from tests.support.experiments import experiment
 from tests.support.processes import DRAINED_S, eventually, marked
-
-pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def campaign_id(request):
-    return f"test-{os.getpid()}-{request.node.name}"
-
-
-@pytest.fixture
-def deploy(tmp_path, campaign_id):
-    """Deploy, and check afterwards that nothing is left of it."""
-    deployments = []
-    deaths = []
-
-    def start(abort=None, **wishes):
-        backend = LocalBackend(campaign_id)
-        spec = experiment(**wishes)
-        deployments.append(backend.deploy(spec, tmp_path, abort=abort or threading.Event(), on_death=deaths.append))
-        return deployments[-1]
-
-    start.deaths = deaths
-    yield start
-    for deployment in deployments:
-        deployment.stop(timeout_s=DRAINED_S)
-    assert marked(campaign_id) == []
 
 
 def test_every_replica_has_served_when_deploy_returns(deploy):
@@ -130,15 +102,13 @@ def test_a_replica_that_never_serves_is_an_error_that_names_its_phase(deploy, ca
     assert marked(campaign_id) == []
 
 
-def test_a_replica_that_silently_runs_on_the_cpu_of_a_gpu_machine_is_an_error(tmp_path, campaign_id, monkeypatch):
+def test_a_replica_that_silently_runs_on_the_cpu_of_a_gpu_machine_is_an_error(deploy, monkeypatch):
     gpu = GpuFacts("a GPU that torch does not see", total_bytes=16_000_000_000, free_bytes=16_000_000_000)
     monkeypatch.setattr("harness.backends.local.gpu_facts", lambda: ([gpu], ""))
     workload = WorkloadSpec(name="resnet50", threads=1, options={"model_size": "tiny"})
-    spec = experiment().model_copy(update={"workload": workload, "replicas": 1})
 
     with pytest.raises(BackendError, match=r"replica 0 runs on the CPU although this machine has a GPU \(a GPU that"):
-        LocalBackend(campaign_id).deploy(spec, tmp_path, abort=threading.Event(), on_death=print)
-    assert marked(campaign_id) == []
+        deploy(workload=workload, replicas=1)
 
 
 def test_deploying_can_be_aborted(deploy, campaign_id):

@@ -22,8 +22,6 @@ from harness.spec import MpsLimits, Sharing
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
 
-pytestmark = pytest.mark.integration
-
 FAKE = Path(__file__).parents[2] / "support/fake_mps_control.py"
 
 REAL = shutil.which(CONTROL) is not None and Path("/dev/nvidiactl").exists()

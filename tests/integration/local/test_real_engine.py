@@ -11,12 +11,12 @@ import pytest
 
 from harness.backends.local import LocalBackend
 from harness.spec import WorkloadSpec
-from harness.traffic.records import CLIENT_FIELDS
 from tests.support import random_vlm
 from tests.support.experiments import experiment
-from tests.support.processes import eventually, marked
+from tests.support.generated_load import asked_of, wait_for_requests
+from tests.support.processes import marked
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 TOKENS = 8
 
 
@@ -62,26 +62,21 @@ def logs(tmp_path_factory):
 def deployed(campaign_id, folder, server):
     """One server that answers, and its client."""
     folder.mkdir()
-    spec = experiment(replicas=1, timing={"ready_timeout_s": 600})
     workload = WorkloadSpec.model_validate({"name": "llm", "warmup_requests": 1, "server": server})
-    spec = spec.model_copy(update={"workload": workload})
+    spec = experiment(workload=workload, replicas=1, timing={"ready_timeout_s": 600})
     return LocalBackend(campaign_id).deploy(spec, folder, abort=threading.Event(), on_death=lambda _death: None)
 
 
 def few_answers(folder):
     """The client's log, once a few are in it."""
     log = folder / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 3 * 8 * len(CLIENT_FIELDS), timeout_s=300)
+    wait_for_requests(3, log, timeout_s=300)
     return log
-
-
-def figures(log):
-    return dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
 
 
 def test_every_token_of_an_engines_stream_is_timed(logs):
     log, _ = logs
-    asked = figures(log)
+    asked = asked_of(log)
     assert set(asked["status"]) == {200}, log.with_name("replica.json").read_text()
     assert set(asked["output_tokens"]) == {TOKENS}
     assert set(asked["input_tokens"]) == {16}, "as the engine counts them"
@@ -93,6 +88,6 @@ def test_every_token_of_an_engines_stream_is_timed(logs):
 
 def test_an_engine_sees_the_image_beside_the_text(logs):
     _, log = logs
-    asked = figures(log)
+    asked = asked_of(log)
     assert set(asked["status"]) == {200}, log.with_name("replica.json").read_text()
     assert set(asked["input_tokens"]) == {16 + random_vlm.IMAGE_TOKENS}, "as the engine counts them"

@@ -20,9 +20,7 @@ from typer.testing import CliRunner
 
 from harness.analysis.client_result import evaluate
 from harness.backends import local, local_check
-from harness.backends.local import LocalBackend
 from harness.backends.workload_check import check_server
-from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import BackendError, ObjectiveMissedError, ReasonCode
 from harness.metrics.nvml import GpuFacts
@@ -30,14 +28,14 @@ from harness.replica.engine.workload import FOLLOW_S
 from harness.results.manifest import read_manifest
 from harness.results.requests import Window
 from harness.spec import Device, SloSpec, WorkloadSpec
-from harness.traffic.records import CLIENT_FIELDS
-from tests.support import forked
+from tests.support.campaigns import Campaign
 from tests.support.certificates import vouched_for
-from tests.support.experiments import begun, experiment
+from tests.support.experiments import experiment
 from tests.support.fake_streaming_server import HANGS_AFTER, Server, running
-from tests.support.processes import eventually, marked
+from tests.support.generated_load import asked_of, wait_for_requests
+from tests.support.processes import eventually
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 6
 COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", "{port}"]
@@ -52,24 +50,14 @@ def workload(*arguments, **server):
 
 
 @pytest.fixture
-def deploy(tmp_path, request):
-    """Deploy, and check afterwards that nothing is left of it."""
-    campaign_id = f"test-{os.getpid()}-{request.node.name}"
-    deployments, deaths = [], []
+def deploy(deploy):
+    """Servers."""
 
     def start(asked, replicas=1, ready_timeout_s=120):
-        spec = experiment(replicas=replicas, timing={"ready_timeout_s": ready_timeout_s})
-        spec = spec.model_copy(update={"workload": asked})
-        deployments.append(
-            LocalBackend(campaign_id).deploy(spec, tmp_path, abort=threading.Event(), on_death=deaths.append)
-        )
-        return deployments[-1]
+        return deploy(workload=asked, replicas=replicas, timing={"ready_timeout_s": ready_timeout_s})
 
-    start.deaths = deaths
-    yield start
-    for deployment in deployments:
-        deployment.stop(timeout_s=60)
-    assert marked(campaign_id) == []
+    start.deaths = deploy.deaths
+    return start
 
 
 def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
@@ -78,13 +66,13 @@ def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
     servers = [psutil.Process(target.pid) for target in deployment.targets]
     assert all("fake_streaming_server" in " ".join(server.cmdline()) for server in servers)
     logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
-    assert eventually(lambda: all(log.stat().st_size > 40 * 8 * len(CLIENT_FIELDS) for log in logs))
+    wait_for_requests(40, *logs)
 
     assert deployment.stop(timeout_s=60) == []
     assert not any(server.is_running() for server in servers)
     for log, status in zip(logs, deployment.statuses(), strict=True):
         assert (status["phase"], status["server_end"]) == ("stopped", "stopped")
-        asked = dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
+        asked = asked_of(log)
         assert set(asked["status"]) == {200}
         assert set(asked["output_tokens"]) == {TOKENS}
         assert asked["ttft_ns"].min() >= FIRST_S * 1e9
@@ -108,10 +96,10 @@ def test_a_client_of_ones_own_asks_and_tells_each_token(deploy, tmp_path):
     )
     deployment = deploy(asked)
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS))
+    wait_for_requests(20, log)
 
     assert deployment.stop(timeout_s=60) == []
-    told = dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
+    told = asked_of(log)
     assert set(told["status"]) == {200}
     assert set(told["output_tokens"]) == {TOKENS}
     assert set(told["input_tokens"]) == {128}
@@ -184,7 +172,7 @@ def test_where_nvml_cannot_name_processes_it_is_said_before(monkeypatch):
     gpu = GpuFacts("a GPU", total_bytes=10**10, free_bytes=10**10)
     monkeypatch.setattr(local_check, "gpu_facts", lambda: ([gpu], ""))
     asked = workload(**STREAM).model_copy(update={"device": Device.CUDA})
-    spec = experiment().model_copy(update={"workload": asked})
+    spec = experiment(workload=asked)
     for ours, told in ((False, 1), (True, 0)):
         monkeypatch.setattr(local_check, "nvml_names_our_processes", lambda answer=ours: answer)
         found = [each for each in local_check.check_machine([spec]) if "will not be checked" in each.message]
@@ -214,9 +202,9 @@ def inference(protocol="oip", **changes):
 def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, tmp_path, protocol):
     deployment = deploy(inference(protocol, concurrency=2))
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size > 40 * 8 * len(CLIENT_FIELDS))
+    wait_for_requests(40, log)
     assert deployment.stop(timeout_s=60) == []
-    asked = dict(zip(CLIENT_FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS)).T, strict=True))
+    asked = asked_of(log)
     assert set(asked["status"]) == {200}
     assert set(asked["ttft_ns"]) == set(asked["output_tokens"]) == {-1}
 
@@ -257,7 +245,7 @@ def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_pat
     with running(*servers) as urls:
         deployment = deploy(running_already(urls), replicas=2)
         logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
-        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS) for log in logs))
+        wait_for_requests(20, *logs)
         assert deployment.stop(timeout_s=60) == []
         for url, server, status in zip(urls, servers, deployment.statuses(), strict=True):
             assert (status["server_url"], status["server_end"], "server_pid" in status) == (url, "left running", False)
@@ -274,7 +262,7 @@ def test_one_behind_tls_is_asked_where_its_authority_is_trusted(deploy, tmp_path
         assert check_server("llm", asked.server) == []
         deployment = deploy(asked)
         log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-        assert eventually(lambda: log.is_file() and log.stat().st_size > 20 * 8 * len(CLIENT_FIELDS))
+        wait_for_requests(20, log)
         assert deployment.stop(timeout_s=60) == []
     assert deployment.statuses()[0]["load"]["failures"] == {}
 
@@ -322,13 +310,13 @@ def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
     with running(server) as urls:
         asked = running_already(urls, concurrency=None, requests={}, trace={"file": str(trace), "factor": 2})
         deployment = deploy(asked)
-        assert eventually(lambda: log.is_file() and log.stat().st_size >= 9 * 8 * len(CLIENT_FIELDS))
+        wait_for_requests(9, log)
         assert deployment.stop(timeout_s=60) == []
-    requests = np.fromfile(log, dtype="<i8").reshape(-1, len(CLIENT_FIELDS))
-    requests = requests[requests[:, CLIENT_FIELDS.index("intended_ns")].argsort()]
-    assert set(requests[:, CLIENT_FIELDS.index("status")]) == {200}
-    assert requests[:9, CLIENT_FIELDS.index("output_tokens")].tolist() == lengths * 3
-    between_ms = np.diff(requests[:9, CLIENT_FIELDS.index("intended_ns")]) / 1e6
+    told = asked_of(log)
+    first = told["intended_ns"].argsort()[:9]
+    assert set(told["status"]) == {200}
+    assert told["output_tokens"][first].tolist() == lengths * 3
+    between_ms = np.diff(told["intended_ns"][first]) / 1e6
     assert between_ms.round(3).tolist() == [20, 30, 25, 20, 30, 25, 20, 30], (
         "twice as fast, and a mean interval between"
     )
@@ -344,7 +332,7 @@ def test_images_and_sounds_arrive_whole(deploy, tmp_path, protocol, load):
         asked["body"] = {"text": "{prompt}", "image": "{image}", "audio": "{audio}"}
     with running(server) as urls:
         deployment = deploy(running_already(urls, **asked))
-        assert eventually(lambda: log.is_file() and log.stat().st_size >= 20 * 8 * len(CLIENT_FIELDS))
+        wait_for_requests(20, log)
         assert deployment.stop(timeout_s=60) == []
     assert deployment.statuses()[0]["load"]["failures"] == {}
     for body in server.asked:
@@ -383,22 +371,14 @@ def test_a_campaign_of_servers_that_run_already_is_resumed(tmp_path, monkeypatch
     monkeypatch.setenv("MY_KEY", "s3cr3t")
     with running(Server(gap_s=GAP_S)) as urls:
         workload = running_already(urls, api_key_env="MY_KEY", rate=10, concurrency=None).model_dump(mode="json")
-        spec = CAMPAIGN | {"workloads": [workload], "replicas": [1], "repeats": 2}
-        file = tmp_path / "served.yaml"
-        file.write_text(json.dumps(spec))
-        words = ["run", str(file), "--results", str(tmp_path), "--force"]
-        first = forked.commands().start(*words, log=tmp_path / "said")
+        campaign = Campaign(tmp_path, CAMPAIGN | {"workloads": [workload], "replicas": [1], "repeats": 2})
         second = "llm_r1_as-found_rep2"
-        assert eventually(lambda: begun(next(tmp_path.glob("served-*"), None), "record", second))
-        first.kill()
-        (campaign,) = tmp_path.glob("served-*")
-        done = forked.harness("resume", campaign, timeout_s=600)
-        assert done.returncode == 0, done.stderr
+        campaign.kill(campaign.started("record", second))
+        campaign.measured()
         urllib.request.urlopen(f"{urls[0]}/health").close()
-    assert verify_campaign(campaign).experiments == 2
-    manifest = read_manifest(campaign / second)
-    assert "not-judged" in {finding["code"] for finding in manifest.findings}
-    assert not any(b"s3cr3t" in path.read_bytes() for path in campaign.rglob("*") if path.is_file())
+    assert campaign.verified().experiments == 2
+    assert "not-judged" in {finding["code"] for finding in campaign.manifest(second).findings}
+    assert not any(b"s3cr3t" in path.read_bytes() for path in campaign.path.rglob("*") if path.is_file())
 
 
 CAMPAIGN = {
@@ -415,13 +395,13 @@ def test_a_server_that_hangs_in_the_recording_does_not_pass(deploy, tmp_path):
     deployment = deploy(asked)
     of_load = HANGS_AFTER - 2  # one showed that it is ready, one was its warm-up
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    assert eventually(lambda: log.stat().st_size == of_load * 8 * len(CLIENT_FIELDS))
+    wait_for_requests(of_load, log)
     window = Window(begin_s, time.time())
 
     assert deployment.stop(timeout_s=60) == []
 
     objective = SloSpec(latency_p99_ms=1e3 * FOLLOW_S)
-    spec = experiment().model_copy(update={"workload": asked, "slo": objective})
+    spec = experiment(workload=asked).model_copy(update={"slo": objective})
     result = evaluate(spec, tmp_path, window, statuses=deployment.statuses(), provenance=None)
     content, findings = result.files["server.json"], result.findings
     assert (content["results"]["requests"], content["results"]["abandoned"]) == (of_load, 2)
@@ -435,23 +415,22 @@ def test_a_server_that_hangs_in_the_recording_does_not_pass(deploy, tmp_path):
 def test_a_campaign_leaves_what_every_command_reads(tmp_path):
     slo = {"ttft_p99_ms": 1, "error_rate": 0.5}  # the first token takes longer
     spec = CAMPAIGN | {"workloads": [workload(rate=10, **STREAM).model_dump(mode="json")], "slo": slo}
-    file = tmp_path / "served.yaml"
-    file.write_text(json.dumps(spec))
-    done = forked.harness("run", file, "--results", tmp_path, "--fail-on", "slo", timeout_s=600)
-    assert done.returncode == 11, done.stderr
+    campaign = Campaign(tmp_path, spec, options=())
+    done = campaign.run("--fail-on", "slo", code=11)
     assert "llm_r2_time-slicing_rep1: Objective: fail. Goodput 0 requests per second; first token p99" in done.stdout
 
-    (campaign,) = tmp_path.glob("served-*")
-    assert verify_campaign(campaign).ok
-    folder = campaign / "llm_r2_time-slicing_rep1"
+    campaign.verified()
+    folder = campaign.path / "llm_r2_time-slicing_rep1"
     content = json.loads((folder / "server.json").read_text())
     assert {name: part["outcome"] for name, part in content["slo"]["parts"].items()} == {
         "ttft_p99_ms": "fail",
         "error_rate": "pass",
     }
     assert content["results"]["latency_ms"]["p50"] >= 1e3 * (FIRST_S + (TOKENS - 1) * GAP_S)
-    assert "Objective: fail." in (campaign / "report.html").read_text()
-    again = CliRunner().invoke(app, ["report", str(campaign), "--out", str(tmp_path / "again"), "--fail-on", "slo"])
+    assert "Objective: fail." in (campaign.path / "report.html").read_text()
+    again = CliRunner().invoke(
+        app, ["report", str(campaign.path), "--out", str(tmp_path / "again"), "--fail-on", "slo"]
+    )
     assert isinstance(again.exception, ObjectiveMissedError), again.output
     assert [each["server_end"] for each in read_manifest(folder).replicas] == ["stopped", "stopped"]
     rows = next(folder.glob("llm_r2_client_ttft_p50_*.csv")).read_text().splitlines()[1:]

@@ -13,10 +13,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 from tests.support.ports import free_port
 from tests.support.replicas import FORWARD
 
-INSTALLED = shutil.which("prometheus") is not None and shutil.which("promtool") is not None
+NEEDED = pytest.mark.skipif(
+    shutil.which("prometheus") is None or shutil.which("promtool") is None,
+    reason="Debian's package prometheus is not installed",
+)
 START_TIMEOUT_S = 60
 EMPTY_CONFIG = "global: {scrape_interval: 1h}\n"
 

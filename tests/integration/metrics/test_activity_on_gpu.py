@@ -11,10 +11,7 @@ import torch
 from harness.metrics.nvml import NvmlGpus
 from harness.replica.time_slices import Driver
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 PTX = b"""
 .version 7.0

@@ -19,13 +19,10 @@ from harness.metrics.row_builder import ReplicaTarget
 from harness.metrics.rows import Missing
 from harness.metrics.scrape import PublishedFamily
 from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
-from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources, replica_sample
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 
 STEP_S, WINDOW_S, ROWS, PRE_ROWS = 5.0, 20.0, 90, 3
 REPLICAS = 3

@@ -14,13 +14,10 @@ from harness.errors import CampaignFileError, IssueLevel, PrometheusError
 from harness.metrics.promql import PrometheusSource
 from harness.spec import KubernetesSpec
 from harness.spec.kubernetes import PrometheusAccess
-from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
+from tests.integration.metrics.prometheus_server import NEEDED, prometheus
 from tests.support.guarded_proxy import GuardedProxy
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 
 CAMPAIGN = """
 name: mine

@@ -9,15 +9,12 @@ from harness.metrics.promql import PrometheusSource
 from harness.results import finalise
 from harness.results.from_prometheus import save_source
 from harness.results.layout import attempt_folder
-from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support import forked
 from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 
 PODS = ("resnet50-b", "resnet50-a")
 SHAPE = Shape(gpu=False, record_s=30.0)

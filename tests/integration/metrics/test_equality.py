@@ -16,14 +16,11 @@ from harness.metrics.promql import local, render
 from harness.metrics.recorder import Recorder
 from harness.results.requests import LATENCY, records_of
 from tests.integration.metrics.bursts import END_S, PHASE_S
-from tests.integration.metrics.prometheus_server import EMPTY_CONFIG, INSTALLED, RunningPrometheus
+from tests.integration.metrics.prometheus_server import EMPTY_CONFIG, NEEDED, RunningPrometheus
 from tests.support.fake_metrics import RowList
 from tests.support.replicas import running_replicas
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 
 REPLICAS = 2
 JOBS = 40

@@ -7,14 +7,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support import forked
 from tests.support.ports import free_port
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 
 ROWS, STEP_S, REPLICAS = 13, 5, 11
 START_S = int(time.time() - 9 * 3600) // 60 * 60

@@ -15,8 +15,6 @@ from harness.metrics.rows import LATE_TICK
 from tests.support.fake_metrics import RowList
 from tests.support.replicas import running_replicas
 
-pytestmark = pytest.mark.integration
-
 STEP_S, ROWS = 0.1, 40
 KILLED, STOPPED, LEFT = 0, 1, 2
 EVENT_ROW = 15

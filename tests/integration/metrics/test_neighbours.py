@@ -8,13 +8,10 @@ from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import PrometheusSource
 from harness.metrics.rows import neighbour_of
 from harness.results.writers import ExperimentWriter
-from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support.fake_metrics import RowList
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 START_S, ROWS, STEP_S, WINDOW_S = 1_700_000_000.0, 8, 5.0, 20.0
 RATES = {"victim-0": 7.0, "victim-1": 9.0, "noisy-0": 31.0, "noisy-1": 37.0, "quiet-0": 2.0}
 ORIGIN = PrometheusSource("", "team", ("victim-0", "victim-1"), ("n1",), neighbours={"noisy": ("noisy-1", "noisy-0"), "quiet": ("quiet-0",)})  # fmt: skip

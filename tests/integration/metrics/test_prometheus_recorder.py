@@ -14,15 +14,12 @@ from harness.metrics.prometheus.recorder import PrometheusRecorder
 from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster
 from tests.integration.metrics.pages import PODS, Pages
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
+from tests.integration.metrics.prometheus_server import NEEDED, RunningPrometheus
 from tests.support.fake_metrics import RowList
 from tests.support.ports import free_port
+from tests.support.processes import wait_for
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.long,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = [pytest.mark.long, NEEDED]
 
 STEP_S, WINDOW_S = 1.0, 4.0
 METRICS = select(["gpu_power", "io_psi", "throughput", "total_count"])
@@ -53,13 +50,6 @@ def running(server):
 def scraped(url):
     with PrometheusServer(url) as server, contextlib.suppress(Exception):
         return len(server.query("count_over_time(inference_requests_total[4s]) > 2").series) == len(PODS)
-
-
-def wait_for(condition, timeout_s=200):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.2)
 
 
 class Recorded:

@@ -20,16 +20,13 @@ from harness.metrics.telemetry import GPU_COLUMNS, columns
 from harness.results import finalise
 from harness.results.from_prometheus import save_source
 from harness.results.layout import TELEMETRY, attempt_folder
-from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support import forked
 from tests.support.fake_metrics import RowList
 from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
-]
+pytestmark = NEEDED
 
 SHAPE = Shape(record_s=30.0)
 SECONDS = range(-5, 40)

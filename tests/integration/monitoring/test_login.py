@@ -26,8 +26,6 @@ from tests.support.ports import free_port
 RECORDERS = Path(__file__).parents[2] / "node/mirror/recorders"
 NAMED = "monitoring/prometheus-access"
 
-pytestmark = pytest.mark.integration
-
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory):

@@ -5,7 +5,6 @@ import pytest
 from tests.support import exporter_pages as pages
 from tests.support.kubernetes_discovery import pod_targets
 
-pytestmark = pytest.mark.integration
 JOBS = {
     *("prometheus", "node-exporter", "dcgm-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor"),
     "ai-inference-apps",

@@ -28,8 +28,6 @@ from harness.node.offline import (
     release_sums,
 )
 
-pytestmark = pytest.mark.integration
-
 
 class Upstream:
     """A server of prepared answers: path -> body, with every request written down."""

@@ -14,14 +14,13 @@ from typing import TypeVar
 
 import pytest
 
-from harness.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError, UsageError
+from harness.errors import NodeTimeoutError, PlaybookError, UsageError
 from harness.node.events import NodeEvent, RunStatus, RunSummary, TaskEnded, TaskOutcome, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
 from harness.supervisor import descendants
 from tests.support.module_python import module_python
 
 pytestmark = [
-    pytest.mark.integration,
     pytest.mark.long,
     # From Python 3.12 on, a fork beside threads warns; ansible-runner forks a terminal, and we read it in a thread.
     pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning"),
@@ -94,25 +93,6 @@ def test_a_run_reports_changes_timings_and_every_event(project: Path) -> None:
     assert NodeRunner(project).run(request).require_ok().changed == 0
 
 
-def test_roles_are_told_apart(project: Path) -> None:
-    for role in ("swap", "kernel"):
-        (project / "roles" / role / "tasks").mkdir(parents=True)
-        (project / "roles" / role / "tasks" / "main.yml").write_text(
-            f"- name: Do {role}\n  ansible.builtin.debug: {{msg: x}}\n"
-        )
-    (project / "play.yml").write_text("- name: Try\n  hosts: all\n  gather_facts: false\n  roles: [swap, kernel]\n")
-    summary = NodeRunner(project).run(RunRequest(Path("play.yml"))).require_ok()
-    assert [(role.role, role.tasks) for role in summary.roles] == [("swap", 1), ("kernel", 1)]
-
-
-def test_check_mode_changes_nothing(project: Path) -> None:
-    write(project, '- name: Change\n  ansible.builtin.copy: {content: "a", dest: "{{ playbook_dir }}/made"}\n')
-    summary = NodeRunner(project).run(RunRequest(Path("play.yml"), check=True)).require_ok()
-    assert summary.check_mode
-    assert summary.changed == 1
-    assert not (project / "made").exists()
-
-
 def test_tags_limit_and_variables_reach_ansible(project: Path) -> None:
     (project / "hosts.ini").write_text("a ansible_connection=local\nb ansible_connection=local\n")
     write(
@@ -129,15 +109,6 @@ def test_tags_limit_and_variables_reach_ansible(project: Path) -> None:
     summary = NodeRunner(project).run(request).require_ok()
     assert list(summary.hosts) == ["b"]
     assert summary.hosts["b"]["ok"] == 1
-
-
-def test_a_failing_task_gives_the_hosts_own_error(project: Path) -> None:
-    request = write(project, "- name: Break\n  ansible.builtin.command: ls /nonexistent-folder\n")
-    summary = NodeRunner(project).run(request)
-    assert summary.status is RunStatus.FAILED
-    assert summary.failures[0].task == "Break"
-    assert "/nonexistent-folder" in summary.failures[0].error
-    assert summary.failures[0].path.endswith("play.yml:5")
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
@@ -159,7 +130,6 @@ def test_a_playbook_that_cannot_be_parsed_is_told_with_ansibles_words(project: P
     ("request_", "message"),
     [
         (RunRequest(Path("missing.yml")), "no playbook"),
-        (RunRequest(Path("play.yml"), inventory=Path("/nonexistent/hosts")), "no inventory"),
         (RunRequest(Path("play.yml"), variables={"registry_password": "x"}), "registry_password"),
     ],
 )
@@ -218,19 +188,6 @@ def test_runs_work_outside_the_main_thread(project: Path) -> None:
     thread.start()
     thread.join()
     assert summaries[0].ok
-
-
-def test_an_interrupt_ends_every_process_and_says_so(project: Path) -> None:
-    (project / "play.yml").write_text(HEAD + SLEEP)
-
-    def interrupt(event: NodeEvent) -> None:
-        if isinstance(event, TaskStarted):
-            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-    with pytest.raises(NodeInterruptedError) as caught:
-        NodeRunner(project, listener=interrupt).run(RunRequest(Path("play.yml")))
-    assert caught.value.exit_code == 130
-    assert not any(SLEEPS in command_line(pid) for pid in descendants(1))
 
 
 def test_a_killed_harness_leaves_neither_processes_nor_files(project: Path) -> None:

@@ -9,8 +9,6 @@ import pytest
 from tests.support import forked
 from tests.support.module_python import module_python
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).parents[3]
 SAY = (
     "{{ {'mode': device_plugin_sharing, 'replicas': device_plugin_replicas, 'forced': device_plugin_forced,"

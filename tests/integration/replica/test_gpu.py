@@ -13,10 +13,7 @@ from harness.replica.models import image_input
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
 BUILTIN = tuple(name for name in registry.BUILTIN if not name.endswith("-training"))
 TWO_PROCESSES = "data-parallel-training"

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 HELD = "while __import__('os').path.exists('hold'): time.sleep(0.001)\n        time.sleep(0.002)"

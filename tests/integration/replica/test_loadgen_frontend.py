@@ -14,7 +14,7 @@ from harness.replica.metrics import RequestMetrics
 from harness.replica.settings import Settings
 from harness.spec.scenario import ScenarioSpec
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 SERVED = "inference_service_seconds_count"
 

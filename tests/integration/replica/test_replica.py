@@ -13,7 +13,7 @@ import pytest
 from harness.replica.registry import BUILTIN
 from tests.integration.replica.conftest import OWN
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).parents[3]
 TINY = '{"model_size": "tiny"}'
@@ -149,8 +149,8 @@ def test_a_request_stuck_outside_python_is_left_behind_with_its_own_exit_code(st
         ("", {"WORKLOAD": "resnet50", "DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, 3, "DEVICE: cuda is demanded"),
     ],
 )
-def test_a_workload_that_cannot_start(start, source, environment, code, says):
-    replica = start(source, **environment)
+def test_a_workload_that_cannot_start(start, with_torch, source, environment, code, says):
+    replica = start(source, forked=with_torch if "CUDA_VISIBLE_DEVICES" in environment else None, **environment)
     assert replica.process.wait(120) == code
     assert replica.status["phase"] == "failed"
     assert says in replica.status["error"]
@@ -282,25 +282,6 @@ def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, with_to
     code = replica.stop()
     assert (code, replica.status["phase"], replica.status["error"]) == (0, "stopped", "")
     assert len(replica.latencies) + replica.status["abandoned_requests"] >= 1
-
-
-def ended(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def test_a_second_process_ends_with_its_replica_also_in_the_middle_of_a_step(start, with_torch):
-    replica = start(WORKLOAD="data-parallel-training", WORKLOAD_OPTIONS=TINY, forked=with_torch)
-    replica.wait_until_ready()
-    second = replica.status["second_pid"]
-    assert not ended(second)
-
-    replica.process.kill()
-    replica.process.wait()
-
-    replica.wait_for(lambda: ended(second), timeout_s=60)
 
 
 def test_a_training_that_fails_says_at_which_step(start, with_torch):

@@ -6,8 +6,6 @@ import functools
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +17,10 @@ from harness.results import Status
 from harness.results.layout import metric_files
 from harness.spec import Sharing
 from tests.integration.report.browser import Page, browser, chromium
+from tests.support import forked
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 PLOTS = """(() => {
   for (const details of document.querySelectorAll("details")) details.open = true;
@@ -148,7 +147,8 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = place / "comparison.html"
     words = ["compare", str(folder), "--html", str(path), "--latency-limit-ms", "12", "--price-per-gpu-hour", "3"]
     words += ["--currency", "USD"]
-    subprocess.run([sys.executable, "-m", "harness", *words], check=True, capture_output=True)
+    done = forked.harness(*words)
+    assert done.returncode == 0, done.stderr
     return path
 
 

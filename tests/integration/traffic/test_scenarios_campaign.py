@@ -14,7 +14,7 @@ from harness.spec import WorkloadSpec
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.processes import marked
 
-pytestmark = [pytest.mark.integration, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 def workload(name, factory="steady", **wishes):
