@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
+from harness.analysis.metrics.run import Run
 from harness.analysis.metrics.traced import memory_peak_percent
 from harness.analysis.objective import ObjectiveOutcome, read_objective, unmet
 from harness.analysis.read import ExperimentData, NotMeasuredError
@@ -398,13 +399,11 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
 
 
 def _served(data: ExperimentData) -> ServedLoad | None:
-    from harness.analysis.energy import energy_j  # it takes pandas, for which no run waits
-
     slo = read_objective(data.folder)
     if not slo:
         return None
     tokens = data.requests.tokens_per_s("output_tokens")
-    joules = _measured(lambda: energy_j(data)[0] / (tokens * data.duration_s) * 1000) if tokens else None
+    joules = _measured(lambda: Run(data).energy_j[0] / (tokens * data.duration_s) * 1000) if tokens else None
     gpus = data.manifest.experiment.gpus
     return ServedLoad(ObjectiveOutcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
+from typing import TYPE_CHECKING
 
-import pandas as pd
-
-from harness.analysis.energy import energy_j
+from harness.analysis.metrics.run import Run
 from harness.analysis.metrics.traced import TRACED
-from harness.analysis.objective import Judged, judge
-from harness.analysis.read import ExperimentData, NotMeasuredError
-from harness.analysis.statistics import percentile
-from harness.analysis.throughput import fairness, pooled_rate, replica_rates
+from harness.analysis.read import NotMeasuredError
+from harness.analysis.statistics import jain, percentile
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level, OverDevices
+from harness.metrics.rows import POOLED
 from harness.metrics.telemetry import throttled
 from harness.results.files import storage_errors
 from harness.results.layout import TELEMETRY
 from harness.spec import ExperimentSpec
 
-POOLED = "all"
+if TYPE_CHECKING:
+    import pandas as pd
+
 _SYMBOLS = {
     "seconds": "s",
     "percent": "%",
@@ -49,53 +49,6 @@ _COLUMN_UNITS = {
 }
 """Units as the name of a column has them; the others are written as they are."""
 _BARE = {"ratio", "index"}
-
-
-class Run:
-    """What the metrics of one run are computed from; each file is read once. Every part raises NotMeasuredError."""
-
-    def __init__(self, data: ExperimentData) -> None:
-        self.data = data.keeping()
-
-    @cached_property
-    def rate(self) -> tuple[float, str]:
-        """Requests per second of all replicas, and how they were counted where that is not the usual way."""
-        return pooled_rate(self.data)
-
-    @cached_property
-    def replica_rates(self) -> list[float]:
-        """Requests per second of each replica, in order."""
-        return replica_rates(self.data)
-
-    @cached_property
-    def judged(self) -> Judged:
-        """What came of the objective."""
-        experiment = self.data.manifest.experiment
-        if experiment.slo is None:
-            raise NotMeasuredError("the campaign has no objective (`slo`)")
-        return judge(experiment.slo, self.data.requests, open_loop=experiment.workload.open_loop)
-
-    @cached_property
-    def energy_j(self) -> tuple[float, str]:
-        """Energy of all GPUs over the recording, and where the number comes from."""
-        return energy_j(self.data)
-
-    def devices(self, metric: str) -> pd.DataFrame:
-        """The rows of a metric, a column per GPU."""
-        table = self.data.table(metric)
-        columns = [name for name in table.columns if name.startswith("gpu-")]
-        if not columns:
-            raise NotMeasuredError("no device gave a value")
-        return table if len(columns) == len(table.columns) else table[columns]
-
-    def unread(self, column: str) -> NotMeasuredError:
-        """Why the telemetry holds nothing of a column of the GPUs, as far as it was said."""
-        telemetry = self.data.manifest.telemetry
-        by_column: Mapping[str, str] = telemetry.get("missing") or {}
-        reason = next(
-            (reason for name, reason in by_column.items() if name.endswith(f"_{column}")), telemetry.get("gpu_absent")
-        )
-        return NotMeasuredError(f"the telemetry has no reading of {column}{f': {reason}' if reason else ''}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,41 +111,40 @@ def _mean_of(name: str, series: str, run: Run) -> float:
     return float(run.data.values(name, series).mean())
 
 
-def _largest_memory(run: Run) -> float:
-    return float(run.data.values("memory_usage", POOLED).max())
-
-
 def _inputs(run: Run) -> float:
-    rate, _ = run.rate
-    inputs = run.data.manifest.inputs_per_request
-    if inputs is None:
+    if (inputs := run.data.manifest.inputs_per_request) is None:
         raise NotMeasuredError("the replicas did not say how many inputs they served")
-    return rate * inputs
+    return run.rate[0] * inputs
 
 
-def _quantile(what: str, quantile: float, run: Run, *, worst: bool = False) -> float:
-    """Of all requests, or the highest that a replica has by itself."""
-    values_s = run.data.requests.seconds(what)
-    if not worst:
-        return percentile(values_s, quantile)
-    replicas = run.data.requests.well["replica"]
-    return max(percentile(values_s[replicas == replica], quantile) for replica in run.data.requests.replicas)
+def _quantile(what: str, quantile: float, run: Run) -> float:
+    return percentile(run.data.requests.seconds(what), quantile)
+
+
+def _worst_p99(run: Run) -> float:
+    values_s, replicas = run.data.requests.seconds("latency"), run.data.requests.well["replica"]
+    return max(percentile(values_s[replicas == replica], 0.99) for replica in run.data.requests.replicas)
+
+
+def _shared_rates(run: Run) -> list[float]:
+    """Of several replicas of which one at least served."""
+    if len(run.replica_rates) < 2:
+        raise NotMeasuredError("one replica has nobody to share with")
+    if not max(run.replica_rates):
+        raise NotMeasuredError("nothing was served, so there is nothing to share")
+    return run.replica_rates
 
 
 def _energy(run: Run) -> float:
     total_j, _ = run.energy_j
-    served = run.rate[0] * run.data.duration_s
-    if not served:
-        raise NotMeasuredError("nothing was served")
-    return total_j / served
+    if served := run.rate[0] * run.data.duration_s:
+        return total_j / served
+    raise NotMeasuredError("nothing was served")
 
 
 def _sm_active(run: Run) -> float:
     run.devices("gpu_utilization")  # without a GPU, its reason
-    columns = run.data.telemetry().filter(regex=r"^gpu\d+_sm_active_percent$").dropna(axis="columns", how="all")
-    if columns.empty:
-        raise run.unread("sm_active_percent")
-    return float(columns.mean().mean())
+    return run.telemetry_mean("sm_active_percent")
 
 
 def _power_capped(run: Run) -> float:
@@ -203,10 +155,6 @@ def _power_capped(run: Run) -> float:
     if not shares:
         raise run.unread("throttle_reasons")
     return 100 * sum(shares) / len(shares)
-
-
-def _traced(figure: Callable[[ExperimentData, float], float], run: Run) -> float:
-    return figure(run.data, float(run.data.requests.seconds("latency").mean()))
 
 
 def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str = "") -> ResultMetric:
@@ -265,7 +213,7 @@ _METRICS = (
         "Exact p99, worst replica",
         "s",
         "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
-        partial(_quantile, "latency", 0.99, worst=True),
+        _worst_p99,
     ),
     ResultMetric(
         "requests",
@@ -279,7 +227,7 @@ _METRICS = (
         "Slowest / fastest replica",
         "ratio",
         "Throughput of the slowest replica over that of the fastest; 1 is fair.",
-        lambda run: fairness(run.replica_rates)[0],
+        lambda run: min(_shared_rates(run)) / max(_shared_rates(run)),
         short="Fairness",
     ),
     _more(
@@ -287,7 +235,7 @@ _METRICS = (
         "Jain's index",
         "index",
         "Fairness of the replicas' throughputs, from 1/n to 1.",
-        lambda run: fairness(run.replica_rates)[1],
+        lambda run: jain(_shared_rates(run)),
     ),
     _less(
         "energy",
@@ -320,7 +268,11 @@ _METRICS = (
         if metric.level is Level.DEVICE
     ),
     _recorded("cpu_usage", "Mean of the sum over replicas.", partial(_mean_of, "cpu_usage", POOLED)),
-    _recorded("memory_usage", "Largest sum over replicas at one time.", _largest_memory),
+    _recorded(
+        "memory_usage",
+        "Largest sum over replicas at one time.",
+        lambda run: float(run.data.values("memory_usage", POOLED).max()),
+    ),
     *(
         _recorded(
             name, f"Mean share of time in which some task waited for {resource}.", partial(_mean_of, name, "node")
@@ -381,8 +333,8 @@ PUBLISHED: Mapping[str, ResultMetric] = {
 """Those that only some workloads have, by name: the means of the recorded metrics that they publish themselves."""
 
 OF_TRACED: Mapping[str, ResultMetric] = {
-    name: ResultMetric(name, title, unit, how, partial(_traced, figure), {"accuracy": True, "loss": False}.get(name))
-    for name, (title, unit, how, figure) in TRACED.items()
+    name: ResultMetric(name, title, unit, how, compute, {"accuracy": True, "loss": False}.get(name))
+    for name, (title, unit, how, compute) in TRACED.items()
 }
 """Those of runs whose workload is traced."""
 

@@ -6,11 +6,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.analysis.metrics.catalogue import POOLED, Run, metrics_of
+from harness.analysis.metrics.catalogue import metrics_of
+from harness.analysis.metrics.run import Run
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate
-from harness.analysis.throughput import within_run
 from harness.metrics.quality import SteadyState, steady_state
+from harness.metrics.rows import POOLED
 
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
 
@@ -74,7 +75,7 @@ def measure(data: ExperimentData) -> Measured:
     with suppress(NotMeasuredError):
         measured.replica_throughput = run.replica_rates
     with suppress(NotMeasuredError):
-        measured.within = within_run(run.data) if "throughput" in measured.figures else None
+        measured.within = run.within if "throughput" in measured.figures else None
     with suppress(NotMeasuredError, KeyError):
         measured.steady = steady_state(run.data.table("throughput")[POOLED].to_numpy())
     figures = measured.figures

@@ -6,19 +6,17 @@ Shares are of a request's time as it was without the profiler, which slows the h
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from harness.analysis.metrics.run import Run
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.results.files import storage_errors
 from harness.results.layout import TELEMETRY
 
 IDLE = ("launch", "sync", "host")
 BUSY = ("kernel", "copy_in", "copy_out")
-Figure = tuple[str, str, str, Callable[[ExperimentData, float], float]]
-"""Title, unit, how it is computed, and the computation: of a run and the seconds of one of its requests."""
 
 
 def shares_of(trace: Mapping[str, Any], request_s: float) -> dict[str, float]:
@@ -32,49 +30,24 @@ def shares_of(trace: Mapping[str, Any], request_s: float) -> dict[str, float]:
     return shares | {f"idle_{name}_share": idle[name] * left for name in IDLE}
 
 
-def traces(data: ExperimentData) -> list[Mapping[str, Any]]:
-    """That of every replica. Raises NotMeasuredError where one has none."""
+def _over_traces(figure: Callable[[Mapping[str, Any]], float], run: Run) -> float:
+    """The mean over the replicas, of which each has to be traced."""
     traces = [
         replica.get("trace") or {"absent": "the replica ended before it was traced"}
-        for replica in data.manifest.replicas
-    ]
-    absent = next(
-        (trace["absent"] for trace in traces if "absent" in trace), None if traces else "no replica was traced"
-    )
-    if absent:
-        raise NotMeasuredError(absent)
-    return traces
+        for replica in run.data.manifest.replicas
+    ] or [{"absent": "no replica was traced"}]
+    for trace in traces:
+        if "absent" in trace:
+            raise NotMeasuredError(trace["absent"])
+    return sum(map(figure, traces)) / len(traces)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _share(name: str, run: Run) -> float:
+    request_s = float(run.data.requests.seconds("latency").mean())
+    return _over_traces(lambda trace: shares_of(trace, request_s)[name], run)
 
 
-def _share(name: str, data: ExperimentData, request_s: float) -> float:
-    return _mean([shares_of(trace, request_s)[name] for trace in traces(data)])
-
-
-def _kernels(data: ExperimentData, _request_s: float) -> float:
-    return _mean([float(trace["kernels"]) for trace in traces(data)])
-
-
-def _kernel_mean_s(data: ExperimentData, _request_s: float) -> float:
-    return _mean([trace["kernel_s"] / trace["kernels"] for trace in traces(data)])
-
-
-def _telemetry(column: str, data: ExperimentData, _request_s: float) -> float:
-    """The mean over the recording and the GPUs."""
-    columns = data.telemetry().filter(regex=rf"^(gpu\d+_)?{re.escape(column)}$").dropna(axis="columns", how="all")
-    if columns.empty:
-        said: Mapping[str, str] = data.manifest.telemetry.get("missing") or {}
-        why = next(
-            (why for name, why in said.items() if name.endswith(column)), data.manifest.telemetry.get("gpu_absent")
-        )
-        raise NotMeasuredError(why or f"the telemetry has no reading of {column}")
-    return float(columns.mean().mean())
-
-
-def memory_peak_percent(data: ExperimentData, _request_s: float = 0.0) -> float:
+def memory_peak_percent(data: ExperimentData) -> float:
     """Of the GPU that was the fullest, the most of its memory in use at one time. Without pandas, for which no run waits."""
     sizes = {f"gpu{gpu.index}_memory_bytes": gpu.memory_bytes for gpu in data.manifest.gpus if gpu.memory_bytes}
     path, fullest = data.folder / TELEMETRY, 0.0
@@ -87,32 +60,36 @@ def memory_peak_percent(data: ExperimentData, _request_s: float = 0.0) -> float:
     return 100 * fullest
 
 
-def _said(name: str, data: ExperimentData, _request_s: float) -> float:
+def _said(name: str, run: Run) -> float:
     """What the workload itself says at the end."""
-    values = [float(replica[name]) for replica in data.manifest.replicas if replica.get(name) is not None]
+    values = [float(replica[name]) for replica in run.data.manifest.replicas if replica.get(name) is not None]
     if not values:
         raise NotMeasuredError("the workload says nothing of it")
-    return _mean(values)
+    return sum(values) / len(values)
 
 
-TRACED: Mapping[str, Figure] = {
+def _telemetry(column: str, run: Run) -> float:
+    return run.telemetry_mean(column)
+
+
+TRACED: Mapping[str, tuple[str, str, str, Callable[[Run], float]]] = {
     "kernel_busy_share": ("Kernels", "ratio", "Share of a request's time in which some kernel ran.", partial(_share, "kernel_busy_share")),
     "copy_in_share": ("Copies in", "ratio", "Share in which only a copy to the GPU ran.", partial(_share, "copy_in_share")),
     "copy_out_share": ("Copies out", "ratio", "Share in which only a copy to the host ran.", partial(_share, "copy_out_share")),
     "idle_launch_share": ("Launching", "ratio", "Share in which the next kernel was on its way.", partial(_share, "idle_launch_share")),
     "idle_sync_share": ("Waiting for the GPU", "ratio", "Share in which the GPU had run dry while the host waited for it.", partial(_share, "idle_sync_share")),
     "idle_host_share": ("Host", "ratio", "Share in which the GPU waited and the host did something else.", partial(_share, "idle_host_share")),
-    "kernels_per_request": ("Kernels per request", "kernels", "Kernels in a request.", _kernels),
-    "kernel_mean_s": ("A kernel", "s", "Mean length of a kernel.", _kernel_mean_s),
+    "kernels_per_request": ("Kernels per request", "kernels", "Kernels in a request.", partial(_over_traces, lambda trace: float(trace["kernels"]))),
+    "kernel_mean_s": ("A kernel", "s", "Mean length of a kernel.", partial(_over_traces, lambda trace: trace["kernel_s"] / trace["kernels"])),
     "gpu_sm_occupancy_percent": ("SM occupancy", "%", "Resident warps of those that the SMs can hold.", partial(_telemetry, "sm_occupancy_percent")),
     "gpu_tensor_active_percent": ("Tensor cores active", "%", "Share of the time, mean over GPUs.", partial(_telemetry, "tensor_active_percent")),
     "gpu_dram_active_percent": ("DRAM active", "%", "Share of the memory's bandwidth in use.", partial(_telemetry, "dram_active_percent")),
     "gpu_pcie_received_bytes_per_s": ("PCIe received", "bytes/s", "From the host.", partial(_telemetry, "pcie_received_bytes_per_s")),
     "gpu_sm_clock_mhz": ("SM clock", "MHz", "Mean over the recording.", partial(_telemetry, "sm_clock_mhz")),
     "host_cpu_percent": ("CPU of the host", "%", "Share of all CPUs that was busy.", partial(_telemetry, "host_cpu_percent")),
-    "gpu_memory_peak_percent": ("GPU memory, peak", "%", "The most that was in use, of the GPU that was the fullest.", memory_peak_percent),
+    "gpu_memory_peak_percent": ("GPU memory, peak", "%", "The most that was in use, of the GPU that was the fullest.", lambda run: memory_peak_percent(run.data)),
     "loss_first": ("First loss", "nats", "Of the first training step.", partial(_said, "loss_first")),
     "loss": ("Loss", "nats", "On what was held out.", partial(_said, "loss")),
     "accuracy": ("Accuracy", "ratio", "On what was held out.", partial(_said, "accuracy")),
 }  # fmt: skip
-"""By name, in the order of tables."""
+"""By name, in the order of tables: title, unit, how it is computed, and the computation."""
