@@ -8,7 +8,7 @@ own. ``slo.json`` is what came of the objective of any other workload.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,6 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 """Fields of a user's own body that say how long an answer may be."""
 HUNG = 2.0
 """A request has no answer after so many times the longest one's: the server hangs."""
-_LOADGEN = frozenset(ScenarioKind) - {ScenarioKind.HTTP}
 
 Document = dict[str, Any]
 
@@ -71,31 +70,24 @@ def evaluate(
     statuses: Sequence[Mapping[str, Any]],
     provenance: Provenance,
 ) -> ClientResult:
-    """What the requests of an attempt say of scenario, server and objective.
+    """What the requests of an attempt in this folder say of scenario, server and objective.
 
-    Args:
-        experiment: what ran.
-        folder: the attempt.
-        window: the recording.
-        statuses: what each replica said of itself at its end.
-        provenance: of the machine.
-
-    Raises:
-        ResultsPathError: a log is not ours.
-        StorageError: a log cannot be read.
+    ``statuses``: what each replica said of itself at its end. Raises ResultsPathError where a log is not ours, StorageError where it
+    cannot be read.
     """
     workload = experiment.workload
     if workload.scenario is None and workload.server is None and experiment.slo is None:
         return ClientResult({}, [])
     table = read(folder) or RequestTable(np.empty(0, ROW), ())
     requests = read_requests(table, folder, window)
-    judged = experiment.slo and objective.judge(experiment.slo, requests, open_loop=workload.open_loop)
+    slo: Document = {}
+    if experiment.slo is not None:
+        slo = {"slo": objective.judge(experiment.slo, requests, open_loop=workload.open_loop).to_dict()}
     files: dict[str, Document] = {}
     findings: list[Finding] = []
     if workload.scenario is not None:
         files[SCENARIO], findings = _scenario(experiment, folder, requests, statuses, provenance)
     head = {"schema_version": 1, "experiment": experiment.experiment_id}
-    slo = {"slo": judged.to_dict()} if judged else {}
     if workload.server is not None:
         by_server = {
             path.name: _figures(read_requests(table, folder, window, int(path.name.rpartition("-")[2])))
@@ -104,11 +96,11 @@ def evaluate(
         about = {"protocol": workload.server.protocol.value, "load": workload.server.load_in_words()}
         results = {"replicas": experiment.replicas, "results": _figures(requests), "by_server": by_server}
         files[SERVER] = {**head, **about, **results, **slo}
-        findings = _server_findings(workload.server, requests, statuses)
+        findings = [*_server_findings(workload.server, requests, statuses)]
     elif slo:
         files[SLO] = {**head, **slo}
-    if judged:
-        findings = [*findings, Finding(Severity.INFO, ReasonCode.SLO, "", judged.sentence())]
+    if slo:
+        findings = [*findings, Finding(Severity.INFO, ReasonCode.SLO, "", slo["slo"]["said"])]
     return ClientResult(files, findings)
 
 
@@ -123,15 +115,15 @@ def read_scenarios(path: Path, *, say: Callable[[str], None] = lambda _note: Non
     folders = [path] if (path / layout.MANIFEST).is_file() else list(layout.experiment_folders(path))
     documents: list[Document] = []
     damage: list[ResultsPathError] = []
-    for folder in folders:
-        file = folder / SCENARIO
+    for file in (folder / SCENARIO for folder in folders):
         with storage_errors(file, "read"):
-            present = file.is_file()
+            if not file.is_file():
+                continue
         try:
-            documents += [_read_scenario(file)] if present else []
+            documents.append(_read_scenario(file))
         except ResultsPathError as error:
             damage.append(error)
-            say(f"{folder.name} is left out: {error.message}")
+            say(f"{file.parent.name} is left out: {error.message}")
     if damage and not documents:
         raise damage[0]
     if not documents:
@@ -147,17 +139,11 @@ def _read_scenario(file: Path) -> Document:
     content = read_object(file)
     try:
         results = content["results"]
-        numbers = [
-            results.get("intended_per_s"),
-            results["achieved_per_s"],
-            results["throughput_samples_per_s"],
-            *results["latency_ms"].values(),
-        ]
+        numbers = [results.get("intended_per_s"), results["achieved_per_s"], results["throughput_samples_per_s"]]
         texts = [content["experiment"], content["scenario"], *content["validity"]["reasons"]]
         _ = {True: 0, False: 0, None: 0}[results.get("limit_met")], content["validity"]["valid"]
-        whole = all(isinstance(number, int | float | None) for number in numbers) and all(
-            isinstance(text, str) for text in texts
-        )
+        whole = all(isinstance(number, int | float | None) for number in (*numbers, *results["latency_ms"].values()))
+        whole &= all(isinstance(text, str) for text in texts)
     except (KeyError, TypeError, AttributeError) as error:
         raise ResultsPathError(
             f"{file} is no {SCENARIO} of this harness: {error}.", advice="Restore it from a backup."
@@ -177,83 +163,54 @@ def _scenario(
     statuses: Sequence[Mapping[str, Any]],
     provenance: Provenance,
 ) -> tuple[Document, list[Finding]]:
-    scenario = experiment.workload.scenario
+    scenario, workload = experiment.workload.scenario, experiment.workload
     assert scenario is not None  # noqa: S101 - the caller's promise
-    seconds, of_http = requests.window.duration_s, scenario.kind is ScenarioKind.HTTP
-    completed = len(requests.well)
+    seconds, of_http, completed = requests.window.duration_s, scenario.kind is ScenarioKind.HTTP, len(requests.well)
+    # The times that the model took, as if they were requests.
+    logs = sorted((folder / layout.REPLICAS).glob(f"replica-*/{layout.SERVICES}"))
+    served = [to_rows(records_of(log, LATENCY), number) for number, log in enumerate(logs)]
+    service = RequestTable(np.concatenate([np.empty(0, ROW), *served]), ())
     results: Document = {} if scenario.rate is None else {"intended_per_s": scenario.rate * experiment.replicas}
     results |= {
         "duration_s": round(seconds, 6),
         "requests": completed,
         "offered_per_s": round(requests.intended / seconds, 6) if of_http else None,
         "achieved_per_s": round(completed / seconds, 6),
-        "throughput_samples_per_s": round(completed * experiment.workload.inputs_per_request / seconds, 6),
+        "throughput_samples_per_s": round(completed * workload.inputs_per_request / seconds, 6),
         "latency_ms": requests.milliseconds("latency"),
-        "service_ms": _service(folder, requests.window).milliseconds("latency"),
+        "service_ms": read_requests(service, folder, requests.window).milliseconds("latency"),
     }
+    codes = requests.rows["status"]
     if of_http and len(requests.rows):
-        results["send_error_ms"] = requests.milliseconds("send_error")
-        results["statuses"] = count_statuses(requests.rows)
-    intended = requests.rows[
-        ~((requests.rows["status"] > 0) & (requests.rows["status"] != OK))
-    ]  # refusals have no latency
-    if scenario.latency_limit_ms is not None and len(intended):
-        good = (intended["status"] == OK) & (latency_ns(intended) <= scenario.latency_limit_ms * NS_PER_MS)
+        results |= {
+            "send_error_ms": requests.milliseconds("send_error"),
+            "statuses": count_statuses(requests.rows),
+        }
+    answered = requests.rows[~((codes > 0) & (codes != OK))]  # refusals have no latency
+    if scenario.latency_limit_ms is not None and len(answered):
+        good = (answered["status"] == OK) & (latency_ns(answered) <= scenario.latency_limit_ms * NS_PER_MS)
         results |= {"within_limit": round(float(good.mean()), 6), "limit_met": bool(good.mean() >= LIMIT_SHARE)}
     # What LoadGen said of the test in each replica; empty where that had not ended.
     tests = (
-        [dict(status.get("scenario", {}).get("rounds", {}).get("test", {})) for status in statuses]
-        if scenario.kind in _LOADGEN
-        else []
+        [] if of_http else [dict(status.get("scenario", {}).get("rounds", {}).get("test", {})) for status in statuses]
     )
     findings = [*_scenario_findings(experiment, requests, results), *_late(requests, results, "load generator")]
-    of_tests = _test_reasons(tests)
+    of_tests = list(_test_reasons(tests))
     reasons = [*(finding.message for finding in findings), *of_tests]
+    gpus = provenance.used_by(statuses)
+    gpu = gpus[0] if gpus else None
     content = {
         "schema_version": 1,
         "note": NOTE,
         "timestamp": layout.iso(requests.window.begin_s),
         "experiment": experiment.experiment_id,
-        **_machine(provenance, statuses),
-        **_work(experiment),
-        "scenario": scenario.kind.value,
-        "parameters": scenario.model_dump(mode="json", exclude_none=True, exclude={"kind"}),
-        "results": results,
-        "validity": {"valid": not reasons, "reasons": reasons},
-        "loadgen": tests,
-    }
-    remarks = [
-        Finding(Severity.INFO, ReasonCode.REMARK, "", f"MLPerf-like {scenario.kind.value}: {reason}")
-        for reason in of_tests
-    ]
-    return content, [*findings, *remarks]
-
-
-def _service(folder: Path, window: Window) -> ClientRequests:
-    """The times that the model took, as if they were requests."""
-    logs = sorted((folder / layout.REPLICAS).glob(f"replica-*/{layout.SERVICES}"))
-    rows = [to_rows(records_of(log, LATENCY), number) for number, log in enumerate(logs)]
-    table = RequestTable(np.concatenate([np.empty(0, ROW), *rows]), ())
-    return read_requests(table, folder, window)
-
-
-def _machine(provenance: Provenance, statuses: Sequence[Mapping[str, Any]]) -> Document:
-    gpus = provenance.used_by(statuses)
-    gpu = gpus[0] if gpus else None
-    return {
-        "gpu_name": gpu.name if gpu else None,
+        "gpu_name": gpu and gpu.name,
         "gpus": len(gpus),
         "gpu_absent": provenance.gpus_absent,
-        "gpu_memory_bytes": gpu.memory_bytes if gpu else None,
-        "driver_version": gpu.driver if gpu else None,
-        "cuda_version": gpu.cuda if gpu else None,
+        "gpu_memory_bytes": gpu and gpu.memory_bytes,
+        "driver_version": gpu and gpu.driver,
+        "cuda_version": gpu and gpu.cuda,
         "cpu_model": provenance.host.cpu_model,
-    }
-
-
-def _work(experiment: ExperimentSpec) -> Document:
-    workload = experiment.workload
-    return {
         "workload": workload.name,
         "model": workload.target,
         "batch_size": workload.batch_size,
@@ -263,29 +220,36 @@ def _work(experiment: ExperimentSpec) -> Document:
         "sharing": experiment.sharing.value,
         "mps_limits": experiment.cell.mps_limits,
         "time_slice": experiment.cell.time_slice,
+        "scenario": scenario.kind.value,
+        "parameters": scenario.model_dump(mode="json", exclude_none=True, exclude={"kind"}),
+        "results": results,
+        "validity": {"valid": not reasons, "reasons": reasons},
+        "loadgen": tests,
     }
+    remarks = [_remark(ReasonCode.REMARK, f"MLPerf-like {scenario.kind.value}: {reason}") for reason in of_tests]
+    return content, [*findings, *remarks]
 
 
-def _test_reasons(tests: Sequence[Mapping[str, Any]]) -> list[str]:
+def _remark(code: ReasonCode, message: str) -> Finding:
+    return Finding(Severity.INFO, code, "", message)
+
+
+def _test_reasons(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Why LoadGen's tests are not valid, by LoadGen's word and by ours."""
-    reasons = []
     for index, test in enumerate(tests):
         if not test:
-            reasons.append(f"LoadGen's test in replica {index} had not ended when the recording did.")
+            yield f"LoadGen's test in replica {index} had not ended when the recording did."
             continue
         if test["validity"] != "VALID":
             why = " ".join(str(test.get(key, "")) for key in ("invalid_reason", "early_stopping_result")).split()
-            reasons.append(f"LoadGen in replica {index} says {test['validity']}: {' '.join(why) or 'no reason given'}")
+            yield f"LoadGen in replica {index} says {test['validity']}: {' '.join(why) or 'no reason given'}"
         if test["duration_s"] < RULES_S:
-            reasons.append(
-                f"the test in replica {index} lasted {test['duration_s']:.1f} s; MLPerf's rules ask for {RULES_S:g}."
-            )
-    return reasons
+            yield f"the test in replica {index} lasted {test['duration_s']:.1f} s; MLPerf's rules ask for {RULES_S:g}."
 
 
 def _scenario_findings(
     experiment: ExperimentSpec, requests: ClientRequests, results: Mapping[str, Any]
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """The rate was not held, requests were refused, or the limit was broken."""
     scenario = experiment.workload.scenario
     assert scenario is not None  # noqa: S101 - the caller's promise
@@ -294,31 +258,29 @@ def _scenario_findings(
     # A generator that was lost sends nothing, and its requests are wanted all the same.
     offered = requests.intended if results["offered_per_s"] is not None else 0
     wanted = max(results.get("intended_per_s", 0.0) * results["duration_s"], offered)
-    findings = []
     if scenario.open_loop and (finding := _rate_not_held(wanted, results, refused=refused)):
-        findings.append(finding)
+        yield finding
     elif refused:
-        message = f"{refused} requests were refused (429, queue full)."
-        findings.append(Finding(Severity.INFO, ReasonCode.REQUESTS_REFUSED, "", message))
+        yield _remark(ReasonCode.REQUESTS_REFUSED, f"{refused} requests were refused (429, queue full).")
     if failed:
         message = (
             f"{sum(failed.values())} of {len(requests.rows)} requests got no proper answer: {results['statuses']} "
             "(0: no connection, -1: none in time)."
         )
-        advice = "Look at the replicas' logs."
-        findings.append(Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, advice))
+        yield Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the replicas' logs.")
     if results.get("limit_met") is False:
-        message = (
+        yield _remark(
+            ReasonCode.LATENCY_LIMIT,
             f"The latency limit is broken: {results['within_limit']:.2%} of the requests were answered within "
-            f"{scenario.latency_limit_ms:g} ms, and 99 % must be."
+            f"{scenario.latency_limit_ms:g} ms, and 99 % must be.",
         )
-        findings.append(Finding(Severity.INFO, ReasonCode.LATENCY_LIMIT, "", message))
-    return findings
 
 
-def _rate_not_held(wanted: float, results: Mapping[str, Any], *, refused: int = 0, open_: int = 0) -> Finding | None:
-    """Fewer were answered than were wanted, by more than chance; ``open_``: how many others were answered in another way."""
-    missing = wanted - results["requests"] - open_
+def _rate_not_held(
+    wanted: float, results: Mapping[str, Any], *, refused: int = 0, otherwise: int = 0
+) -> Finding | None:
+    """Fewer were answered than were wanted, by more than chance; ``otherwise``: how many others were answered in another way."""
+    missing = wanted - results["requests"] - otherwise
     if missing <= max((1 - HELD_SHARE) * wanted, 3 * math.sqrt(wanted)):
         return None
     message = (
@@ -361,66 +323,44 @@ def _figures(requests: ClientRequests) -> Document:
 
 def _server_findings(
     server: ServerSpec, requests: ClientRequests, statuses: Sequence[Mapping[str, Any]]
-) -> list[Finding]:
-    results = _figures(requests)
-    failed = sum(requests.failed.values())
-    unheld = _rate_not_held(requests.intended, results, open_=failed) if server.open_loop else None
-    return [
-        *_failures(requests, statuses),
-        *([unheld] if unheld else []),
-        *_late(requests, results, "client"),
-        *_too_long(server, requests),
-        *_not_judged(server, statuses),
-    ]
-
-
-def _not_judged(server: ServerSpec, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    if server.image:
-        return _unseen(statuses)
-    if not server.url:
-        return []
-    message = (
-        "Not judged: where these servers compute and how they share a GPU, for they ran already and the harness set nothing of it. "
-        f"What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}."
-    )
-    return [Finding(Severity.INFO, ReasonCode.NOT_JUDGED, "", message)]
-
-
-def _unseen(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Of servers in pods, what the clients beside them could not see."""
-    hidden = {
-        "whether it computes on a GPU": [status["replica"] for status in statuses if not status.get("device")],
-        "whether it is a client of MPS": [
-            status["replica"] for status in statuses if status.get("mps_pipe_directory") is None
-        ],
-    }
-    return [
-        Finding(
-            Severity.INFO,
-            ReasonCode.NOT_JUDGED,
-            "",
-            f"Not judged: {what}, of the server of replica {', '.join(map(str, replicas))}, whose processes the client beside it "
-            "may not see. What the node shows is all that is known.",
-        )
-        for what, replicas in hidden.items()
-        if replicas
-    ]
-
-
-def _failures(requests: ClientRequests, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """What got no proper answer; of what was abandoned, only what no answer took half as long as."""
-    every = requests.every
+) -> Iterator[Finding]:
+    results, every = _figures(requests), requests.every
+    # Of what was abandoned, only what no answer took half as long as has failed.
     hung = latency_ns(every) > HUNG * latency_ns(every[every["status"] == OK]).max(initial=0)
     failed = count_statuses(every[(every["status"] != OK) & ((every["status"] != ABANDONED) | hung)])
-    if not failed:
-        return []
-    said = next((text for status in statuses if (text := status.get("load", {}).get("first_failure"))), "")
-    kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
-    message = (
-        f"{sum(failed.values())} of {len(every)} requests failed ({kinds}; 0: no connection, -1: none in time, "
-        f"-2: not a proper answer, -3: none yet when the load ended). The first: {said or 'unknown'}."
-    )
-    return [Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the servers' logs.")]
+    if failed:
+        said = next((text for status in statuses if (text := status.get("load", {}).get("first_failure"))), "unknown")
+        kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
+        message = (
+            f"{sum(failed.values())} of {len(every)} requests failed ({kinds}; 0: no connection, -1: none in time, "
+            f"-2: not a proper answer, -3: none yet when the load ended). The first: {said}."
+        )
+        yield Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the servers' logs.")
+    if server.open_loop:
+        unheld = _rate_not_held(requests.intended, results, otherwise=sum(requests.failed.values()))
+        yield from [unheld] if unheld else []
+    yield from _late(requests, results, "client")
+    yield from _too_long(server, requests)
+    if server.image:  # the clients beside the servers could not see everything
+        hidden = {
+            "whether it computes on a GPU": [status for status in statuses if not status.get("device")],
+            "whether it is a client of MPS": [
+                status for status in statuses if status.get("mps_pipe_directory") is None
+            ],
+        }
+        for what, unseen in hidden.items():
+            if unseen:
+                yield _remark(
+                    ReasonCode.NOT_JUDGED,
+                    f"Not judged: {what}, of the server of replica {', '.join(str(status['replica']) for status in unseen)}, whose "
+                    "processes the client beside it may not see. What the node shows is all that is known.",
+                )
+    elif server.url:
+        yield _remark(
+            ReasonCode.NOT_JUDGED,
+            "Not judged: where these servers compute and how they share a GPU, for they ran already and the harness set nothing of "
+            f"it. What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}.",
+        )
 
 
 def _too_long(server: ServerSpec, requests: ClientRequests) -> list[Finding]:

@@ -18,18 +18,11 @@ _THOUSANDS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The highest load of one series that keeps the objective.
+    """The highest load of one series that keeps the objective, and what the next one breaks: ``limit`` in a word, ``why`` in a sentence.
 
-    Attributes:
-        workload: its name.
-        sharing: the mode, with what MPS allows each.
-        servers: how many; of a series that raises them and has no good point, the least that were tried.
-        rate: requests per second to each, where that was raised; None: there is no good point, or the servers were raised.
-        goodput: requests per second of all within the objective; None: there is no good point.
-        limit: what the next load breaks, in a word or two.
-        why: the same in a sentence.
-        energy_j: of the GPUs per 1,000 output tokens; None: not measured.
-        cost: of a million output tokens, in the currency of the prices; None: without prices, or without what they are of.
+    ``servers``: of a series that raises them and has no good point, the least that were tried. ``rate``: requests per second to each,
+    where that was raised and there is a good point. ``goodput``: requests per second of all within the objective; None: there is no
+    good point. ``energy_j``: of the GPUs per 1,000 output tokens. ``cost``: of a million output tokens; both None where not known.
     """
 
     workload: str
@@ -101,16 +94,13 @@ def _best(stress: StressSpec, series: StressSeries) -> Best:
         word = "not decidable" if above[0].grade is Grade.DOUBTFUL else "not repeatable"
         why = f"{in_words(above[0].load, series.unit)}: {above[0].sentence or 'it did not hold when measured again.'}"
     else:
-        word, why = (
-            "nothing",
-            f"Nothing broke up to {in_words(series.points[-1].load, series.unit)}, the most that was asked for.",
-        )
-    raised = series.unit is StressLoad.RATE
+        most = in_words(series.points[-1].load, series.unit)
+        word, why = "nothing", f"Nothing broke up to {most}, the most that was asked for."
     return Best(
         series.lowest.workload.family,
         series.lowest.mode,
         (good.cell if good else series.lowest).replicas,
-        good.load if good and raised else None,
+        good.load if good and series.unit is StressLoad.RATE else None,
         _mean([load.goodput for load in served]),
         word,
         why,

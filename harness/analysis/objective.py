@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.read import ClientRequests, times_ns
 from harness.analysis.statistics import percentile
 from harness.results import layout
@@ -35,157 +35,104 @@ NORMAL, STUDENT = 1.959964, 2.093024
 """97.5 % of a normal variable, and of Student's with a freedom of one less than the slices, lie below."""
 ERRORS = "error_rate"
 _TITLES = {"ttft": "first token", "itl": "inter-token", "tpot": "time per token", "latency": "latency"}
-
 MOST_TOLD = 4
 """Runs whose figures are told one by one; of more, how many there are of each outcome."""
+GRAVEST_FIRST = (Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS)
+
+Bools = npt.NDArray[np.bool_]
+Instants = npt.NDArray[np.int64]
+Part = dict[str, Any]
+"""One part of an objective as ``slo.json`` has it: ``limit`` (ms, or a share), ``value`` (the percentile in ms, or the share of
+errors; None: nothing was measured), ``missed_share`` of the requests, its ``interval`` (were all that is ``undecided`` to meet the
+limit, and to miss it), ``allowed_share``, and the ``outcome`` by the interval alone."""
 
 
-class ObjectiveOutcome(StrEnum):
-    """What can be said of an objective, the gravest last."""
+class Sample(NamedTuple):
+    """Requests or gaps: begin and end (ns since the epoch), and which miss the limit.
 
-    PASS = "pass"  # noqa: S105 - no password
-    NOT_DECIDABLE = "not decidable"
-    FAIL = "fail"
-
-
-_ORDER = list(ObjectiveOutcome)
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What one part of the objective is judged by.
-
-    Attributes:
-        name: as in the campaign file.
-        limit: milliseconds, or a share of the requests.
-        quantile: which of ``values_ns`` is shown; its rest may be above the limit.
-        values_ns: None: there are none, and the share itself is shown.
-        begin_ns: when each one began, nanoseconds since the epoch.
-        end_ns: when it ended.
-        missed: which of them are above the limit.
-        undecided: which had not ended when the load did, and might have met the limit or missed it.
-        in_vain: for which of them somebody waited who got nothing and would have asked again meanwhile.
+    ``undecided``: had not ended, and might meet it or miss it. ``in_vain``: somebody waited for it who would have asked again meanwhile.
     """
 
-    name: str
-    limit: float
-    quantile: float
-    values_ns: npt.NDArray[np.float64] | None
-    begin_ns: npt.NDArray[np.int64]
-    end_ns: npt.NDArray[np.int64]
-    missed: npt.NDArray[np.bool_]
-    undecided: npt.NDArray[np.bool_]
-    in_vain: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of the objective, judged; shares are between 0 and 1.
-
-    Attributes:
-        value: the percentile in milliseconds, or the share of errors; None: nothing was measured.
-        share: that missed the limit.
-        low: lower end of the share's interval, if all that is undecided had met it.
-        high: upper end, if all of that had missed it.
-        allowed: share that may miss it.
-        undecided: how many had not ended.
-    """
-
-    name: str
-    limit: float
-    value: float | None
-    share: float
-    low: float
-    high: float
-    allowed: float
-    undecided: int = 0
-
-    @property
-    def outcome(self) -> ObjectiveOutcome:
-        """By the interval alone."""
-        if self.high <= self.allowed:
-            return ObjectiveOutcome.PASS
-        return ObjectiveOutcome.FAIL if self.low > self.allowed else ObjectiveOutcome.NOT_DECIDABLE
-
-    def sentence(self) -> str:
-        """E.g. ``first token p99 212 ms (limit 200 ms; 1.8 % above it, 95 % interval 1.2 to 2.4 %): fail``."""
-        interval = f"95 % interval {100 * self.low:.3g} to {100 * self.high:.3g} %"
-        if self.undecided:
-            interval += f", {self.undecided} undecided at the end"
-        title = title_of(self.name)
-        if self.name == ERRORS:
-            return f"{title} {100 * self.share:.3g} % (limit {100 * self.limit:.3g} %; {interval}): {self.outcome}"
-        shown = "unknown" if self.value is None else f"{self.value:.3g} ms"
-        return (
-            f"{title} {shown} (limit {self.limit:g} ms; {100 * self.share:.3g} % above it, {interval}): {self.outcome}"
-        )
+    begin_ns: Instants
+    end_ns: Instants
+    missed: Bools
+    undecided: Bools
+    in_vain: Bools
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """An objective held against one recording.
+    """An objective held against one recording; ``goodput_per_s``: requests per second that met every part of it by themselves."""
 
-    Attributes:
-        goodput_per_s: requests per second that met every part of it by themselves.
-    """
-
-    parts: Sequence[Part]
+    parts: Mapping[str, Part]
     goodput_per_s: float
 
-    @property
-    def outcome(self) -> ObjectiveOutcome:
-        """That of the gravest part."""
-        return max((part.outcome for part in self.parts), key=_ORDER.index)
-
-    def sentence(self) -> str:
-        """For report and terminal."""
-        sentences = "; ".join(part.sentence() for part in self.parts)
-        return f"Objective: {self.outcome}. Goodput {self.goodput_per_s:.4g} requests per second; {sentences}."
-
     def to_dict(self) -> dict[str, Any]:
-        """For ``slo.json`` and ``server.json``."""
-        parts = {
-            part.name: {
-                "limit": part.limit,
-                "value": part.value,
-                "missed_share": round(part.share, 9),
-                "interval": [round(part.low, 9), round(part.high, 9)],
-                "allowed_share": part.allowed,
-                "undecided": part.undecided,
-                "outcome": part.outcome.value,
-            }
-            for part in self.parts
+        """For ``slo.json`` and ``server.json``; the outcome is that of the gravest part."""
+        outcomes = {part["outcome"] for part in self.parts.values()}
+        outcome = next(outcome for outcome in GRAVEST_FIRST if outcome in outcomes)
+        sentences = "; ".join(in_words(name, part) for name, part in self.parts.items())
+        return {
+            "outcome": outcome.value,
+            "goodput_per_s": round(self.goodput_per_s, 6),
+            "said": f"Objective: {outcome}. Goodput {self.goodput_per_s:.4g} requests per second; {sentences}.",
+            "parts": self.parts,
         }
-        goodput_per_s = round(self.goodput_per_s, 6)
-        return {"outcome": self.outcome.value, "goodput_per_s": goodput_per_s, "said": self.sentence(), "parts": parts}
 
 
 def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
     """Hold the requests of a recording against an objective; ``open_loop``: they come at a rate, whatever is answered."""
-    every = requests.every
+    every, window = requests.every, requests.window
     well, abandoned = every["status"] == OK, every["status"] == ABANDONED
-    of_requests = every["intended_ns"], every["end_ns"]
     in_vain = np.isin(every["status"], (UNANSWERED, ABANDONED)) & (not open_loop)  # a rate asks on
-    samples, met = [], well.copy()
+    parts, met = {}, well.copy()
     for name, what, quantile, limit_ms in slo.limits():
         limit_ns = limit_ms * NS_PER_MS
         if what == "itl":
             met &= every["itl_p99_ns"] <= limit_ns
-            samples.append(_of_gaps(name, limit_ms, quantile, requests.gaps))
-            continue
-        values_ns = times_ns(every, what)
-        known = well | (abandoned & (what == "ttft") & ~np.isnan(values_ns))
-        within = known & ~(values_ns > limit_ns)
-        met &= within
-        undecided = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
-        shown_ns = values_ns[known & ~np.isnan(values_ns)]
-        missed = ~within & ~undecided
-        samples.append(Sample(name, limit_ms, quantile, shown_ns, *of_requests, missed, undecided, in_vain))
+            sample, shown_ns = _of_gaps(requests.gaps, limit_ns)
+        else:
+            values_ns = times_ns(every, what)
+            known = well | (abandoned & (what == "ttft") & ~np.isnan(values_ns))
+            within = known & ~(values_ns > limit_ns)
+            met &= within
+            undecided = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
+            shown_ns = values_ns[known & ~np.isnan(values_ns)]
+            sample = Sample(every["intended_ns"], every["end_ns"], ~within & ~undecided, undecided, in_vain)
+        value = percentile(shown_ns, quantile, least=1) / NS_PER_MS if len(shown_ns) else None
+        parts[name] = {"limit": limit_ms, "value": value, **_missed(sample, window, round(1 - quantile, 6))}
     if slo.error_rate is not None:
-        missed = ~well & ~abandoned
-        samples.append(Sample(ERRORS, slo.error_rate, 1.0, None, *of_requests, missed, abandoned, in_vain))
-    parts = [_part(sample, requests.window) for sample in samples]
-    return Judged(parts, int(met[: len(requests.rows)].sum()) / requests.window.duration_s)
+        sample = Sample(every["intended_ns"], every["end_ns"], ~well & ~abandoned, abandoned, in_vain)
+        part = _missed(sample, window, slo.error_rate)
+        parts[ERRORS] = {"limit": slo.error_rate, "value": part["missed_share"], **part}
+    return Judged(parts, int(met[: len(requests.rows)].sum()) / window.duration_s)
+
+
+def _of_gaps(gaps: npt.NDArray[Any], limit_ns: float) -> tuple[Sample, npt.NDArray[np.float64]]:
+    """The gaps between tokens, and the lengths of those that ended."""
+    lengths_ns = gaps["end_ns"] - gaps["begin_ns"]
+    above, cut = lengths_ns > limit_ns, gaps["status"] != OK
+    undecided = (gaps["status"] == ABANDONED) & ~above
+    in_vain = np.isin(gaps["status"], (UNANSWERED, ABANDONED))
+    sample = Sample(gaps["begin_ns"], gaps["end_ns"], (above | cut) & ~undecided, undecided, in_vain)
+    return sample, lengths_ns[~cut].astype(np.float64)
+
+
+def _missed(sample: Sample, window: Window, allowed: float) -> Part:
+    """Which share of a sample misses the limit, and what its interval says."""
+    which, at_ns, weights = _weighed(sample, window)
+    missed, perhaps = sample.missed[which], (sample.missed | sample.undecided)[which]
+    low, _ = share_interval(missed, at_ns, window, weights)
+    _, high = share_interval(perhaps, at_ns, window, weights)
+    share = float(weights[missed].sum() / weights.sum()) if len(missed) else 0.0
+    outcome = Outcome.PASS if high <= allowed else Outcome.FAIL if low > allowed else Outcome.NOT_DECIDABLE
+    return {
+        "missed_share": round(share, 9),
+        "interval": [round(low, 9), round(high, 9)],
+        "allowed_share": allowed,
+        "undecided": int(sample.undecided.sum()),
+        "outcome": outcome.value,
+    }
 
 
 def objectives(campaign: Path) -> dict[str, dict[str, Any]]:
@@ -217,34 +164,22 @@ def title_of(name: str) -> str:
     return f"{_TITLES[what]} {percent}"
 
 
-def _of_gaps(name: str, limit_ms: float, quantile: float, gaps: npt.NDArray[Any]) -> Sample:
-    lengths_ns = gaps["end_ns"] - gaps["begin_ns"]
-    above, cut = lengths_ns > limit_ms * NS_PER_MS, gaps["status"] != OK
-    undecided = (gaps["status"] == ABANDONED) & ~above
-    in_vain = np.isin(gaps["status"], (UNANSWERED, ABANDONED))
-    missed = (above | cut) & ~undecided
-    closed_ns = lengths_ns[~cut].astype(np.float64)
-    return Sample(name, limit_ms, quantile, closed_ns, gaps["begin_ns"], gaps["end_ns"], missed, undecided, in_vain)
+def in_words(name: str, part: Mapping[str, Any]) -> str:
+    """E.g. ``first token p99 212 ms (limit 200 ms; 1.8 % above it, 95 % interval 1.2 to 2.4 %): fail``."""
+    low, high = part["interval"]
+    interval = f"95 % interval {100 * low:.3g} to {100 * high:.3g} %"
+    if part["undecided"]:
+        interval += f", {part['undecided']} undecided at the end"
+    percent = f"{100 * part['missed_share']:.3g} %"
+    if name == ERRORS:
+        return f"{title_of(name)} {percent} (limit {100 * part['limit']:.3g} %; {interval}): {part['outcome']}"
+    shown = "unknown" if part["value"] is None else f"{part['value']:.3g} ms"
+    return f"{title_of(name)} {shown} (limit {part['limit']:g} ms; {percent} above it, {interval}): {part['outcome']}"
 
 
 def unmet(slo: Mapping[str, Any]) -> str:
     """The parts that do not pass, of `slo` in ``server.json``; empty where all do."""
-    parts = []
-    for name, part in slo["parts"].items():
-        low, high = part["interval"]
-        parts.append(
-            Part(
-                name,
-                part["limit"],
-                part["value"],
-                part["missed_share"],
-                low,
-                high,
-                part["allowed_share"],
-                part["undecided"],
-            )
-        )
-    return "; ".join(part.sentence() for part in parts if part.outcome is not ObjectiveOutcome.PASS)
+    return "; ".join(in_words(name, part) for name, part in slo["parts"].items() if part["outcome"] != Outcome.PASS)
 
 
 def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> list[str]:
@@ -252,7 +187,7 @@ def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> li
     if len(runs) <= MOST_TOLD:
         return [f"{experiment.experiment_id}: {slo['said']}" for experiment, slo in runs]
     sentences = []
-    for outcome in reversed(_ORDER):
+    for outcome in GRAVEST_FIRST:
         those = [(experiment, slo) for experiment, slo in runs if slo["outcome"] == outcome]
         if those:
             names = dict.fromkeys(experiment.experiment_id.rpartition("_rep")[0] for experiment, _ in those)
@@ -261,12 +196,12 @@ def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> li
     return sentences
 
 
-def _why(outcome: ObjectiveOutcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
+def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
     """Which parts of the objective had this outcome, in how many of the runs, and what their 95 % intervals leave open."""
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for _, slo in runs:
         for name, part in slo["parts"].items():
-            if part["outcome"] == outcome != ObjectiveOutcome.PASS:
+            if part["outcome"] == outcome != Outcome.PASS:
                 parts.setdefault(name, []).append(part)
     return "".join(
         f"; {title_of(name)} in {len(those)} ({100 * min(part['interval'][0] for part in those):.3g} to "
@@ -281,10 +216,7 @@ def fewest_requests(allowed: float) -> int:
 
 
 def share_interval(
-    missed: npt.NDArray[np.bool_],
-    at_ns: npt.NDArray[np.int64],
-    window: Window,
-    weights: npt.NDArray[np.float64] | None = None,
+    missed: Bools, at_ns: Instants, window: Window, weights: npt.NDArray[np.float64] | None = None
 ) -> tuple[float, float]:
     """The 95 % interval of the share that is missed; all of [0, 1] without anything. Without weights all weigh 1."""
     weights = np.ones(len(missed)) if weights is None else weights
@@ -307,9 +239,7 @@ def _edges_ns(window: Window) -> npt.NDArray[np.float64]:
     return np.linspace(window.begin_s * NS_PER_S, window.end_s * NS_PER_S, SLICES + 1)
 
 
-def _weighed(
-    sample: Sample, window: Window
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _weighed(sample: Sample, window: Window) -> tuple[Instants, Instants, npt.NDArray[np.float64]]:
     """Which one of the sample, when, and for how many it stands.
 
     In every slice in which somebody waited in vain, it stands for as many as are usual in that time: else a server that
@@ -328,17 +258,3 @@ def _weighed(
         np.concatenate([sample.end_ns[ended], np.tile(middles_ns, len(waited))]),
         np.concatenate([np.ones(len(ended)), weights.ravel()]),
     )
-
-
-def _part(sample: Sample, window: Window) -> Part:
-    which, at_ns, weights = _weighed(sample, window)
-    missed, perhaps = sample.missed[which], (sample.missed | sample.undecided)[which]
-    low, _ = share_interval(missed, at_ns, window, weights)
-    _, high = share_interval(perhaps, at_ns, window, weights)
-    share = float(weights[missed].sum() / weights.sum()) if len(missed) else 0.0
-    undecided = int(sample.undecided.sum())
-    if sample.values_ns is None:
-        return Part(sample.name, sample.limit, share, share, low, high, sample.limit, undecided)
-    value = percentile(sample.values_ns, sample.quantile, least=1) / NS_PER_MS if len(sample.values_ns) else None
-    allowed = round(1 - sample.quantile, 6)
-    return Part(sample.name, sample.limit, value, share, low, high, allowed, undecided)

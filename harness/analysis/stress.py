@@ -1,27 +1,26 @@
 """Where a workload breaks: the points of a stress campaign judged one after another, and which to measure next.
 
-A point is held against the objective of servers, against the latency limits with the interval of each percentile, and against
-the point before it with the slope of the throughput: its growth per doubling of the load, from both intervals on the
-logarithms (delta method).
-The intervals are those within a run (``harness.analysis.statistics.sequential_ci``), so that one run is enough to go on; how far runs
-differ is seen where the last good point is measured again. Everything follows from the files on the disk, so that a
-campaign that was killed goes on as it would have.
+A point is held against the objective of servers, against the latency limits, and against the point before it with the growth of
+the throughput per doubling of the load. Its intervals are those within a run (``statistics.sequential_ci``), so that one run is
+enough to go on; how far runs differ is seen where the last good point is measured again. Everything follows from the files on the
+disk, so that a campaign that was killed goes on as it would have.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
 from harness.analysis.metrics.run import Run
 from harness.analysis.metrics.traced import memory_peak_percent
-from harness.analysis.objective import ObjectiveOutcome, read_objective, unmet
+from harness.analysis.objective import read_objective, unmet
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, percentile, t_interval
-from harness.analysis.statistics.distributions import Floats
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
@@ -61,18 +60,13 @@ _FAILURE_MODES = {ReasonCode.OUT_OF_MEMORY: FailureMode.MEMORY, ReasonCode.UNKNO
 
 @dataclass(frozen=True, slots=True)
 class ServedLoad:
-    """What the clients of servers with an objective saw in one experiment.
+    """What the clients of servers saw in one experiment: the objective's ``outcome``, and its parts that do not pass in words.
 
-    Attributes:
-        outcome: of the objective.
-        unmet: the parts of it that do not pass, in words.
-        goodput: requests per second that met each limit by themselves.
-        tokens: output tokens per second.
-        energy_j: of the GPUs, per 1,000 output tokens; None where it was not measured.
-        gpus: that it had.
+    ``goodput``: requests per second that met each limit by themselves. ``tokens``: output tokens per second. ``energy_j``: of the
+    GPUs, per 1,000 output tokens; None where it was not measured.
     """
 
-    outcome: ObjectiveOutcome
+    outcome: Outcome
     unmet: str
     goodput: float
     tokens: float
@@ -82,14 +76,9 @@ class ServedLoad:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """One experiment at one load.
+    """One experiment at one load: its verdict, and figures within the run (throughput in requests/s, percentiles in seconds).
 
-    Attributes:
-        status: its verdict's.
-        reasons: likewise, each with its code.
-        figures: throughput (requests/s) and percentiles (seconds) with intervals within the run; by name.
-        served: None without an objective.
-        memory_percent: most of a GPU's memory in use; None where that was not measured.
+    ``served``: None without an objective. ``memory_percent``: most of a GPU's memory in use; None where that was not measured.
     """
 
     status: Status
@@ -101,16 +90,7 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadPoint:
-    """One load.
-
-    Attributes:
-        cell: what ran.
-        load: replicas, or requests per second and replica.
-        run: the first run at it.
-        grade: what it is worth.
-        failure_mode: what broke; None while it is not broken.
-        sentence: why it has this grade; empty when it is good.
-    """
+    """One load (replicas, requests per second and replica, or the batch), the first run at it, its grade, and why it has that."""
 
     cell: CellSpec
     load: float
@@ -122,17 +102,10 @@ class LoadPoint:
 
 @dataclass(slots=True)
 class StressSeries:
-    """The points of one workload under one sharing mode, so far.
+    """The points of one workload under one sharing mode so far, from the lowest load to the highest.
 
-    Attributes:
-        name: of both, and the number of replicas where several have their rate raised.
-        unit: of the load.
-        lowest: its first point.
-        points: measured, from the lowest load to the highest.
-        last_good: the highest load that held, in every repeat; None: there is none.
-        repeats: all runs at it.
-        following: what to measure next, cell and repeat; None: the answer is there.
-        remarks: what was noticed on the way, a sentence each.
+    ``last_good``: the highest load that held in all its ``repeats``; None: there is none. ``following``: cell and repeat to measure
+    next; None: the answer is there. ``remarks``: what was noticed on the way, a sentence each.
     """
 
     name: str
@@ -185,24 +158,15 @@ class StressSeries:
 
 def run_of(data: ExperimentData) -> LoadRun:
     """What one finished experiment says. Raises StorageError or ResultsPathError when a file cannot be read."""
-    verdict = data.manifest.verdict
-    try:
+    verdict, figures = data.manifest.verdict, {}
+    with suppress(NotMeasuredError):
         figures = _figures(data)
-    except NotMeasuredError:
-        figures = {}
-    return LoadRun(
-        verdict.status, verdict.coded_reasons, figures, _served(data), _measured(lambda: memory_peak_percent(data))
-    )
+    memory_percent = _measured(lambda: memory_peak_percent(data))
+    return LoadRun(verdict.status, verdict.coded_reasons, figures, _served(data), memory_percent)
 
 
 def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, LoadRun]) -> StressSeries:
-    """How far one series has come, and what comes next.
-
-    Args:
-        spec: of a stress campaign.
-        cells: the points that it may have, from the lowest load.
-        runs: finished experiments by id; others may be among them.
-    """
+    """How far a series over these cells, from the lowest load, has come, and what comes next; ``runs``: finished ones by id, maybe others."""
     stress = spec.stress
     assert stress is not None  # noqa: S101 - the caller's promise
     name = f"{cells[0].workload.family} under {cells[0].mode}"
@@ -261,50 +225,46 @@ def in_words(load: float, unit: StressLoad) -> str:
     return "1 replica" if load == 1 else f"{load:g} replicas"
 
 
-def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, float, float] | None:
-    """Growth of the throughput per doubling of the load, and its 95 % interval; None without intervals."""
-    first, second = before.run.figures.get("throughput"), after.run.figures.get("throughput")
-    if first is None or second is None or first.half_width is None or second.half_width is None:
-        return None
-    if first.mean <= 0 or second.mean <= 0:
-        return None
-    doublings = math.log2(after.load / before.load)
-    inputs = after.cell.workload.inputs_per_request / before.cell.workload.inputs_per_request
-    slope = math.log(inputs * second.mean / first.mean)
-    half = math.hypot(first.half_width / first.mean, second.half_width / second.mean)
-    growths = [math.expm1(value / doublings) for value in (slope, slope - half, slope + half)]
-    return growths[0], growths[1], growths[2]
-
-
 def _judged(stress: StressSpec, cell: CellSpec, load: float, run: LoadRun, before: LoadPoint | None) -> LoadPoint:
     """The point with its grade: whatever breaks it first, then what leaves it in doubt."""
     good = LoadPoint(cell, load, run, Grade.GOOD)
     grade, doubt = _latency(stress, run)
     if not run.figures and not doubt:
         grade, doubt = Grade.DOUBTFUL, "nothing was measured."
-    objective = run.served.outcome if run.served else ObjectiveOutcome.PASS
+    outcome, unmet_parts = (run.served.outcome, run.served.unmet) if run.served else (Outcome.PASS, "")
     collapse, reason = _collapse(run)
     breaks = (
-        (collapse, (reason or "no reason was recorded.") if collapse else ""),
+        (collapse, reason),
         (FailureMode.MEMORY, _memory(stress, run)),
-        (FailureMode.OBJECTIVE, f"{run.served.unmet}." if run.served and objective is ObjectiveOutcome.FAIL else ""),
+        (FailureMode.OBJECTIVE, f"{unmet_parts}." if outcome is Outcome.FAIL else ""),
         (FailureMode.LATENCY, doubt if grade is Grade.BROKEN else ""),
         (FailureMode.THROUGHPUT, _unheld(stress, good) or _flat(stress, before, good)),
     )
     for failure_mode, sentence in breaks:
         if sentence:
             return replace(good, grade=Grade.BROKEN, failure_mode=failure_mode, sentence=sentence)
-    if run.served and objective is ObjectiveOutcome.NOT_DECIDABLE:
-        grade, doubt = Grade.DOUBTFUL, f"{run.served.unmet}; a longer recording decides more."
+    if outcome is Outcome.NOT_DECIDABLE:
+        grade, doubt = Grade.DOUBTFUL, f"{unmet_parts}; a longer recording decides more."
     return replace(good, grade=grade, sentence=doubt)
 
 
 def _flat(stress: StressSpec, before: LoadPoint | None, point: LoadPoint) -> str:
-    """Whether throughput grows by too little from the point before; empty where it grows, or nobody can tell."""
-    growth = growth_per_doubling(before, point) if before else None
-    if before is None or growth is None or 100 * growth[2] >= (stress.least_gain_percent or -100):
+    """Whether throughput grows by too little from the point before; empty where it grows, or nobody can tell.
+
+    The growth is per doubling of the load; its interval is that of both on the logarithms (delta method).
+    """
+    figures = [side.run.figures.get("throughput") for side in (before, point) if side]
+    known = [figure for figure in figures if figure and figure.half_width is not None and figure.mean > 0]
+    if before is None or len(known) < 2:
         return ""
-    mean, low, high = (f"{100 * value:+.1f}" for value in growth)
+    inputs = point.cell.workload.inputs_per_request / before.cell.workload.inputs_per_request
+    slope = math.log(inputs * known[1].mean / known[0].mean)
+    half = math.hypot(*((figure.half_width or 0.0) / figure.mean for figure in known))
+    doublings = math.log2(point.load / before.load)
+    growths = [100 * math.expm1(value / doublings) for value in (slope, slope - half, slope + half)]
+    if growths[2] >= (stress.least_gain_percent or -100):
+        return ""
+    mean, low, high = (f"{value:+.1f}" for value in growths)
     return (
         f"from {in_words(before.load, stress.load)} on, throughput grows by {mean} % per doubling "
         f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
@@ -335,12 +295,12 @@ def _unheld(stress: StressSpec, point: LoadPoint) -> str:
 
 
 def _collapse(run: LoadRun) -> tuple[FailureMode | None, str]:
-    """Whether the replicas could not be run, or did not live."""
+    """Why the replicas could not be run, or did not live; empty where they did."""
     fatal = [(code, reason) for code, reason in run.reasons if run.status is Status.INVALID or code in _DEATHS]
     if not fatal:
         return None, ""
     code, reason = next((death for death in fatal if death[0] is ReasonCode.OUT_OF_MEMORY), fatal[0])
-    return _FAILURE_MODES.get(code, FailureMode.ERRORS), reason
+    return _FAILURE_MODES.get(code, FailureMode.ERRORS), reason or "no reason was recorded."
 
 
 def _latency(stress: StressSpec, run: LoadRun) -> tuple[Grade, str]:
@@ -348,10 +308,8 @@ def _latency(stress: StressSpec, run: LoadRun) -> tuple[Grade, str]:
     for limited, limit_ms in stress.latency_limit_ms.items():
         limit_s, p = limit_ms / 1e3, run.figures.get(f"latency_{limited.value}_exact")
         if p is None or math.isnan(p.mean):
-            grade, why = (
-                Grade.DOUBTFUL,
-                f"{limited.value} was not measured: {p.note if p else 'no request was served'}.",
-            )
+            missing = p.note if p else "no request was served"
+            grade, why = Grade.DOUBTFUL, f"{limited.value} was not measured: {missing}."
             continue
         shown = with_interval(p, "s") if p.half_width is not None else f"{quantity(p.mean, 's')} (no interval)"
         low, high = (p.mean if end is None else end for end in (p.low, p.high))
@@ -399,20 +357,18 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
 
 
 def _served(data: ExperimentData) -> ServedLoad | None:
-    slo = read_objective(data.folder)
-    if not slo:
+    if not (slo := read_objective(data.folder)):
         return None
     tokens = data.requests.tokens_per_s("output_tokens")
     joules = _measured(lambda: Run(data).energy_j[0] / (tokens * data.duration_s) * 1000) if tokens else None
     gpus = data.manifest.experiment.gpus
-    return ServedLoad(ObjectiveOutcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
+    return ServedLoad(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 
 def _measured(read: Callable[[], float]) -> float | None:
-    try:
+    with suppress(NotMeasuredError):
         return read()
-    except NotMeasuredError:
-        return None
+    return None
 
 
 def _each(runs: Sequence[LoadRun], name: str) -> list[float]:
@@ -420,29 +376,27 @@ def _each(runs: Sequence[LoadRun], name: str) -> list[float]:
 
 
 def _figures(data: ExperimentData) -> dict[str, Estimate]:
-    """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none."""
-    rows = well(data.requests.every)
-    if data.duration_s <= 0:
+    """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none.
+
+    Of few requests without an interval, and NaN where they are too few even for that.
+    """
+    rows, duration_s = well(data.requests.every), data.duration_s
+    if duration_s <= 0:
         raise NotMeasuredError("nothing was recorded")
     starts_s = rows["intended_ns"] / _NS - data.manifest.start_s
     latencies_s = latency_ns(rows) / _NS
     ends_s = starts_s + latencies_s
-    inside = (ends_s >= 0) & (starts_s < data.duration_s)
-    requests = Requests(data.duration_s / FIRST_SLICES)
-    requests.add(ends_s[inside], latencies_s[inside], until_s=data.duration_s)
-    begun = latencies_s[(starts_s >= 0) & (starts_s < data.duration_s)]
-    estimates = requests.estimates(["throughput", *QUANTILES], over=True)
-    return {
-        name: estimate if math.isfinite(estimate.mean) else _plain(name, begun, data, estimate.note)
-        for name, estimate in estimates.items()
-    }
-
-
-def _plain(name: str, latencies_s: Floats, data: ExperimentData, note: str) -> Estimate:
-    """A figure of few requests: without an interval, and missing where they are too few even for that."""
-    if name == "throughput":
-        return Estimate(len(latencies_s) / data.duration_s, None, None, len(latencies_s), None, note)
-    try:
-        return Estimate(percentile(latencies_s, QUANTILES[name]), None, None, len(latencies_s), None, note)
-    except ValueError as error:
-        return Estimate(math.nan, None, None, len(latencies_s), None, str(error))
+    inside = (ends_s >= 0) & (starts_s < duration_s)
+    requests = Requests(duration_s / FIRST_SLICES)
+    requests.add(ends_s[inside], latencies_s[inside], until_s=duration_s)
+    begun = latencies_s[(starts_s >= 0) & (starts_s < duration_s)]
+    figures = requests.estimates(["throughput", *QUANTILES], over=True)
+    for name, estimate in figures.items():
+        if math.isnan(estimate.mean):
+            mean, note = len(begun) / duration_s, estimate.note
+            try:
+                mean = percentile(begun, QUANTILES[name]) if name in QUANTILES else mean
+            except ValueError as error:
+                mean, note = math.nan, str(error)
+            figures[name] = Estimate(mean, None, None, len(begun), None, note)
+    return figures

@@ -26,20 +26,15 @@ from harness.spec import Order, Sharing
 
 
 class By(StrEnum):
-    """What the arms of a comparison differ in."""
+    """What the arms of a comparison differ in; MPS is one mode for each of its limits."""
 
     CAMPAIGN = "campaign"
-    """Each campaign given."""
     SHARING = "sharing"
-    """Each sharing mode, whichever campaign measured it; MPS is one for each of its limits."""
     CONDITION = "condition"
-    """Each condition, whichever campaign measured it."""
     WORKLOAD = "workload"
-    """Each workload, e.g. two engines under the same load."""
     SHARE = "share"
     """Each limit under MPS."""
     TIME_SLICE = "time-slice"
-    """Each length of a time slice."""
 
 
 class CellKey(NamedTuple):
@@ -53,12 +48,8 @@ class CellKey(NamedTuple):
 class Arm:
     """One way to run workloads.
 
-    Attributes:
-        side: which of the compared ones it is.
-        rest: campaign, workload, sharing mode (with limits of MPS) and condition as far as the sides do not differ in them.
-        sharing: its mode.
-        label: for people; names what tells it from the other arms.
-        cells: by workload and replicas; each has a run that can be used.
+    ``side``: which of the compared ones it is. ``rest``: campaign, workload, sharing mode (with limits of MPS) and condition as far as
+    the sides do not differ in them. ``label``: what tells it from the other arms. ``cells``: each has a run that can be used.
     """
 
     side: str
@@ -78,27 +69,20 @@ class Arm:
 
 
 class Tested(NamedTuple):
-    """One metric of two arms at one place."""
+    """One metric of two arms at one place; ``a`` and ``b`` are the labels of baseline and candidate."""
 
     key: CellKey
     a: str
-    """Label of the baseline."""
     b: str
-    """Label of the candidate."""
     contrast: Contrast
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared.
+    """What is compared: the arms in the order of the sides, and what is ``unlike`` in them, in sentences.
 
-    Attributes:
-        by: what the arms differ in.
-        analyses: the campaigns, as given.
-        arms: in the order of the sides.
-        unlike: what is not the same everywhere, in sentences.
-        beside: a campaign with conditions among others without: it is compared with nothing but its own first condition, so that
-            it may be of another machine.
+    ``beside``: a campaign with conditions among others without; it is compared with nothing but its own first condition, so that it
+    may be of another machine.
     """
 
     by: By
@@ -202,26 +186,20 @@ class Comparison:
 
 def settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
     """Of each workload, what of its settings decides its speed, in a few words; all that there are."""
-    loads: dict[str, dict[str, None]] = {}
+    loads: dict[str, list[str]] = {}
     for manifest in manifests:
         workload = manifest.experiment.workload
-        server, size = workload.server, f"batch {workload.batch_size}"
+        size = f"batch {workload.batch_size}"
         if workload.batch_size > 1 and round(manifest.inputs_per_request or 0) == workload.batch_size:
             size += f" ({workload.batch_size} inputs a request)"
         own = f"{size}, {workload.precision.value}, {workload.execution.value}"
-        loads.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
-    return {name: " or ".join(words) for name, words in loads.items()}
+        loads.setdefault(workload.name, []).append(workload.server.load_in_words() if workload.server else own)
+    return {name: " or ".join(dict.fromkeys(words)) for name, words in loads.items()}
 
 
-class _Axes(NamedTuple):
-    campaign: str
-    workload: str
-    mode: str
-    condition: str
-
-
-_AXIS = {By.CAMPAIGN: 0, By.WORKLOAD: 1, By.SHARING: 2, By.SHARE: 2, By.TIME_SLICE: 2, By.CONDITION: 3}
 ALL_WORKLOADS = "all workloads"
+MODE = 2
+"""Place of the sharing mode among the axes of an arm: campaign, workload, mode, condition."""
 
 
 def gather(
@@ -231,21 +209,18 @@ def gather(
     unlike: bool = False,
     read: Callable[[Path], CampaignAnalysis] = analyse,
 ) -> Comparison:
-    """Read campaigns and sort what they measured into the sides of a comparison.
+    """Read campaigns and sort what they measured into the sides of a comparison; ``read`` gives the analysis of a folder.
 
     Args:
-        folders: of campaigns.
-        by: one of ``By``; None: campaigns when several measured
-            the same, else sharing modes, else conditions. Unless campaigns or conditions are asked for, one campaign with
-            conditions among others without stands beside them.
-        unlike: compare even what was measured on unlike machines.
-        read: gives the analysis of a folder.
+    by: one of ``By``; None: campaigns when several measured the same, else sharing modes, else conditions. Unless campaigns or
+    conditions are asked for, one campaign with conditions among others without stands beside them.
+    unlike: compare even what was measured on unlike machines.
 
     Raises:
-        UsageError: the same campaign twice, or sides that cannot be.
-        UnlikeResultsError: the machines differ, and ``unlike`` is not set.
-        ResultsPathError: one of the folders is no campaign, or none has a run that can be used.
-        StorageError: a file cannot be read.
+    UsageError: the same campaign twice, or sides that cannot be.
+    UnlikeResultsError: the machines differ, and ``unlike`` is not set.
+    ResultsPathError: one of the folders is no campaign, or none has a run that can be used.
+    StorageError: a file cannot be read.
     """
     if by is not None and by not in set(By):
         raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")
@@ -284,14 +259,9 @@ def _one_after_another(arms: Sequence[Arm]) -> list[str]:
     """A sentence where all repeats of a cell on one side ran before those on another: drift looks like a difference."""
     drifted = []
     for key in dict.fromkeys(key for arm in arms for key in arm.cells):
-        spans = [
-            (min(starts), max(starts))
-            for arm in arms
-            if key in arm.cells
-            for starts in [[run.data.manifest.start_s for run in arm.cells[key].used]]
-            if len(starts) > 1
-        ]
-        if any(first[1] < second[0] for first, second in permutations(spans, 2)):
+        starts = [[run.data.manifest.start_s for run in arm.cells[key].used] for arm in arms if key in arm.cells]
+        several = [side for side in starts if len(side) > 1]
+        if any(max(first) < min(second) for first, second in permutations(several, 2)):
             drifted.append(f"{key.workload} with {key.replicas}")
     if not drifted:
         return []
@@ -352,37 +322,32 @@ def _manifests(analyses: Sequence[CampaignAnalysis]) -> list[Manifest]:
 
 
 def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
+    """The arms, by side, then by mode, then as the campaigns list them."""
     names = _distinct_names(analyses)
-    members: dict[_Axes, dict[CellKey, list[Cell]]] = {}
+    members: dict[tuple[str, ...], dict[CellKey, list[Cell]]] = {}
     sharing: dict[str, str] = {}
     for name, analysis in zip(names, analyses, strict=True):
         for cell in analysis.cells:
             if cell.used and _has_side(mode_of(cell.sharing), by):
-                by_workload = by is By.WORKLOAD
-                axes = _Axes(
-                    name if by is By.CAMPAIGN else "", cell.workload if by_workload else "", cell.mode, cell.condition
-                )
+                of_all = by is By.WORKLOAD
+                axes = (name if by is By.CAMPAIGN else "", cell.workload if of_all else "", cell.mode, cell.condition)
                 sharing[cell.mode] = cell.sharing
-                key = CellKey(ALL_WORKLOADS if by_workload else cell.workload, cell.replicas)
+                key = CellKey(ALL_WORKLOADS if of_all else cell.workload, cell.replicas)
                 members.setdefault(axes, {}).setdefault(key, []).append(cell)
-    varying = [index for index in range(4) if len({axes[index] for axes in members}) > 1]
-    axis, listed = _AXIS[by], [mode.value for mode in Sharing]
-    orders = [
-        names,
-        list(dict.fromkeys(axes.workload for axes in members)),
-        sorted(sharing, key=lambda mode: listed.index(sharing[mode])),
-        list(dict.fromkeys(axes.condition for axes in members)),
-    ]  # of the values of each axis; within a side, by mode, then as the campaigns list them
+    side = {By.CAMPAIGN: 0, By.WORKLOAD: 1, By.CONDITION: 3}.get(by, MODE)
+    varying = [place for place in range(4) if len({axes[place] for axes in members}) > 1]
+    orders = [list(dict.fromkeys(axes[place] for axes in members)) for place in range(4)]
+    orders[MODE].sort(key=lambda mode: list(Sharing).index(Sharing(sharing[mode])))
 
-    def rank(axes: _Axes) -> list[int]:
-        return [orders[index].index(axes[index]) if axes[index] else 0 for index in (axis, 2, 3)]
+    def rank(axes: tuple[str, ...]) -> list[int]:
+        return [orders[place].index(axes[place]) if axes[place] else 0 for place in (side, MODE, 3)]
 
     return [
         Arm(
-            side=axes[axis] or "no condition",
-            rest=tuple(axes[index] for index in range(4) if index != axis),
-            sharing=sharing[axes.mode],
-            label=", ".join(axes[index] for index in dict.fromkeys([axis, *varying]) if axes[index]) or axes.mode,
+            side=axes[side] or "no condition",
+            rest=tuple(axes[place] for place in range(4) if place != side),
+            sharing=sharing[axes[MODE]],
+            label=", ".join(axes[place] for place in dict.fromkeys([side, *varying]) if axes[place]) or axes[MODE],
             cells={key: pooled_cell(cells) for key, cells in members[axes].items()},
         )
         for axes in sorted(members, key=rank)
@@ -396,6 +361,5 @@ def _has_side(mode: SharingMode, by: By) -> bool:
 
 def _distinct_names(analyses: Sequence[CampaignAnalysis]) -> list[str]:
     names = [analysis.name for analysis in analyses]
-    if len(set(names)) == len(names):
-        return names
-    return [f"{analysis.folder.resolve().parent.name}/{analysis.name}" for analysis in analyses]
+    several = len(set(names)) < len(names)
+    return [f"{analysis.folder.resolve().parent.name}/{analysis.name}" for analysis in analyses] if several else names

@@ -41,14 +41,11 @@ Value = Callable[[MeasuredRun], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """One metric of two configurations.
+    """One metric of two configurations; ``ratio`` is of the candidate over the baseline, and its interval agrees with ``outcome``.
 
-    Attributes:
-        ratio: of the candidate over the baseline; its interval agrees with ``outcome``.
-        p: of this one comparison; None without an interval.
-        corrected_p: after Holm's correction for the family.
-        family: tests that were corrected together, this one included.
-        paired: by repeat; its ratio is the geometric mean over the pairs, else that of the means.
+    ``p``: of this one comparison; None without an interval. ``corrected_p``: after Holm's correction with the ``family`` tests that
+    are corrected together, this one included. ``paired``: by repeat; the ratio is the geometric mean over the pairs, else that of the
+    means.
     """
 
     metric: str
@@ -109,11 +106,7 @@ _Place = tuple[frozenset[tuple[object, ...]], str]
 
 
 class Contrasts:
-    """Answers about campaigns; every contrast with the family that the plans fix.
-
-    Args:
-        analyses: the campaigns; of each further cell that is asked about, they hold the runs.
-    """
+    """Answers about campaigns; every contrast with the family that the plans fix."""
 
     def __init__(self, analyses: Iterable[CampaignAnalysis]) -> None:
         self._analyses = {analysis.folder: analysis for analysis in analyses}
@@ -126,12 +119,7 @@ class Contrasts:
     ) -> Contrast | None:
         """The candidate against the baseline; None where one does not have the metric, or a mean is not positive.
 
-        Args:
-            baseline: one configuration.
-            candidate: another.
-            metric: a measure, or the name of what ``value`` gives.
-            value: gives a metric that is no measure.
-            first: see ``statistics.unpaired``.
+        ``metric``: a measure, or the name of what ``value`` gives. ``first``: see ``statistics.unpaired``.
         """
         if value is not None:
             self._values[metric] = value

@@ -6,7 +6,7 @@ the ratio is looked at once, and its interval keeps the 95 % of one that was pla
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ class Reproduction:
         return {**head, "cells": cells}
 
 
-def together(outcomes: Iterator[Outcome]) -> Outcome:
+def together(outcomes: Iterable[Outcome]) -> Outcome:
     """What several say: one that differs decides, and one that cannot be decided stands before those that agree."""
     every = set(outcomes)
     if Outcome.DIFFERS in every:
@@ -132,12 +132,8 @@ def more_repeats(
 ) -> dict[ConfigurationKey, int]:
     """How many more repeats of which cells it takes here before each is likely to be decided, from their spread alone.
 
-    Args:
-        published: the campaign as it was published.
-        again: the other, with the repeats that were planned.
-        measures: as ``wanted`` gives them.
-        within: relative difference that counts as none.
-        most: repeats of a cell that there may be here. Cells that so many cannot decide are left out.
+    ``measures``: as ``wanted`` gives them. ``within``: relative difference that counts as none. ``most``: repeats of a cell that there
+    may be here; cells that so many cannot decide are left out.
     """
     here = {cell.key: cell for cell in again.cells}
     wanting: dict[ConfigurationKey, int] = {}
@@ -166,17 +162,13 @@ def reproduction(
     within: float = WITHIN,
     measures: Sequence[str] | None = None,
 ) -> Reproduction:
-    """Hold every published cell against the same cell of the campaign that ran again.
+    """Hold every published cell against the same cell of the campaign that ran again, and of those with its further repeats (``more``).
 
-    Args:
-        published: the campaign as it was published.
-        again: the other.
-        more: campaigns with the further repeats that its spread asked for.
-        within: relative difference that counts as none, e.g. 0.1 for 10 %.
-        measures: what is compared, where the published cell has it; None: those of COMPARED.
+    ``within``: relative difference that counts as none, e.g. 0.1 for 10 %. ``measures``: what is compared, where the published cell
+    has it; None: those of COMPARED.
 
     Raises:
-        UsageError: a tolerance or a measure that cannot be, or campaigns without a cell in common.
+    UsageError: a tolerance or a measure that cannot be, or campaigns without a cell in common.
     """
     measures = wanted(published, measures, within=within)
     here = {cell.key: cell for cell in again.cells}

@@ -1,15 +1,14 @@
 """Whether more repeats are needed: every question of a campaign judged after each block of one repeat of its cells.
 
 A question is one figure of one cell held against that of its reference, which has the first sharing mode (or the first condition)
-with the same workload and replicas, as in ``harness compare``: is it another figure, or practically the same? Either the
-interval of the ratio leaves out 1, or it lies inside what counts as equal; one of the two comes when the interval is narrow enough.
-A cell without a counterpart is asked for a narrow interval alone.
+with the same workload and replicas: is it another figure, or practically the same? Either the interval of the ratio leaves out 1, or
+it lies inside what counts as equal; one of the two comes when it is narrow enough. A cell without a counterpart is asked for a
+narrow interval alone.
 
 Who looks after each block and stops at the first answer errs more often than one who looks once. So the error that ``decide``
 leaves is divided: evenly over the questions, and over the looks in proportion to 1/block; every interval takes its share
-(Bonferroni, which holds for looks and questions that depend on each other in any way; group sequential with alpha spending, Lan
-and DeMets 1983). The intervals are Student's and Welch's over whole runs. Everything follows from the figures of the
-finished runs, block by block, so that a campaign that was killed goes on as it would have.
+(Bonferroni; group sequential with alpha spending, Lan and DeMets 1983). The intervals are Student's and Welch's over whole runs.
+Everything follows from the figures of the finished runs, so that a campaign that was killed goes on as it would have.
 ``tests/benchmarks/until_known.py`` holds the error against simulated campaigns of known truth.
 """
 
@@ -17,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -74,13 +74,13 @@ class RepeatVerdict:
         what = f"{cell.workload.name} r{cell.replicas} {_setup(cell)}{f' against {_setup(reference)}' if reference else ''}"
         if not self.repeats:
             return f"{what}: {metric} is open; the first look is after {FIRST_LOOK} repeats."
-        return f"{what}: {metric} {self._answer(reference is not None)}, after {self.repeats} repeats."
-
-    def _answer(self, ratios: bool) -> str:
         interval = whole_interval(self.estimate) if self.estimate else ""
-        if self.estimate is None or not interval:
-            return f"is {self.state}"
-        return f"is {self.state} ({number(self.estimate.mean)}{' times' if ratios else ''}, {interval})"
+        known = (
+            f" ({number(self.estimate.mean)}{' times' if reference else ''}, {interval})"
+            if self.estimate and interval
+            else ""
+        )
+        return f"{what}: {metric} is {self.state}{known}, after {self.repeats} repeats."
 
 
 @dataclass(slots=True)
@@ -127,13 +127,7 @@ def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQ
 
 
 def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:
-    """Go through the blocks as they were run, and look after each.
-
-    Args:
-        wanted: of the campaign.
-        cells: all of them.
-        runs: finished experiments by id.
-    """
+    """Go through the blocks as they were run, and look after each; ``runs``: figures of the finished experiments by id."""
     posed = questions(cells, [metric.value for metric in wanted.compare])
     verdicts = [RepeatVerdict(question, State.OPEN, 0, None) for question in posed]
     taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
@@ -165,12 +159,7 @@ def _needed(cells: Sequence[CellSpec], verdicts: Sequence[RepeatVerdict]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One look at every open question.
-
-    Attributes:
-        share: of the usual 5 %, what an interval may err in.
-        taken: runs of each cell, by its id.
-    """
+    """One look at every open question; ``share``: of the usual 5 %, what an interval may err in; ``taken``: runs of each cell, by its id."""
 
     wanted: UntilKnown
     block: int
@@ -184,18 +173,13 @@ class _Look:
         if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
             return RepeatVerdict(question, State.NOT_MEASURED, self.block, verdict.estimate)
         figures = [[run[metric] for run in runs if metric in run] for runs in sides]
-        estimate = self._estimate(figures)
+        estimate = None
+        with suppress(ValueError):
+            estimate = t_interval(*figures, self.share) if reference is None else ratio(*figures, self.share)
         state = self._state(estimate, figures)
         if state in {State.OPEN, State.HOPELESS} and self.block == self.wanted.max:
             state = State.MAX
         return RepeatVerdict(question, state, self.block, estimate)
-
-    def _estimate(self, figures: Sequence[Sequence[float]]) -> Estimate | None:
-        try:
-            one_sided = len(figures) == 1
-            return t_interval(figures[0], self.share) if one_sided else ratio(figures[0], figures[1], self.share)
-        except ValueError:
-            return None
 
     def _state(self, estimate: Estimate | None, figures: Sequence[Sequence[float]]) -> State:
         if estimate is None or estimate.low is None or estimate.high is None or estimate.mean <= 0:

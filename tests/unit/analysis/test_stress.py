@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import goodput
-from harness.analysis.objective import ObjectiveOutcome
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.pages.tables import goodput_table
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import FailureMode, Grade, LoadPoint, LoadRun, ServedLoad, StressSeries, search, series_of
@@ -300,9 +300,9 @@ SERVERS = {
 
 def served(rate, capacity, *, doubt=0.0, servers=1, energy_j=None):
     """A run of servers that keep the objective up to a rate each; within so much of it nobody can tell."""
-    outcome = ObjectiveOutcome.PASS if rate <= capacity else ObjectiveOutcome.FAIL
-    outcome = ObjectiveOutcome.NOT_DECIDABLE if abs(rate / capacity - 1) < doubt else outcome
-    unmet = "" if outcome is ObjectiveOutcome.PASS else f"first token p99 300 ms: {outcome}"
+    outcome = Outcome.PASS if rate <= capacity else Outcome.FAIL
+    outcome = Outcome.NOT_DECIDABLE if abs(rate / capacity - 1) < doubt else outcome
+    unmet = "" if outcome is Outcome.PASS else f"first token p99 300 ms: {outcome}"
     figures = {"throughput": near(rate * servers, 0.01 * rate)}
     return LoadRun(
         Status.VALID, [], figures, ServedLoad(outcome, unmet, rate * servers, 32.0 * rate * servers, energy_j, 1)
