@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from harness.analysis import bottleneck
-from harness.analysis.bottleneck import BottleneckFound, Cause
+from harness.analysis.bottleneck import BottleneckFound, Cause, find
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.format import DASH, number, quantity, with_interval
 from harness.analysis.metrics.catalogue import ALL
@@ -19,12 +18,6 @@ from harness.spec import StressLoad
 from harness.spec.workload import axes_of, values_of
 
 BATCH = "batch_size"
-_IN_BOTTLENECK = {
-    "gpu_sm_active": "gpu_sm_active_percent",
-    "cpu_usage": "process_cpu_cores",
-    "gpu_power": "gpu_power_w",
-}
-"""What the rules call otherwise."""
 _COLUMNS = (
     "inputs",
     "latency_mean",
@@ -203,30 +196,18 @@ def _family(names: Sequence[str], cells: Sequence[Cell], analysis: CampaignAnaly
 
 
 def _variant(cell: Cell, values: Mapping[str, Any]) -> Variant:
-    experiments = [run.data.manifest for run in cell.experiments]
+    manifests = [run.data.manifest for run in cell.experiments]
     unused = [run.data.manifest.verdict for run in cell.experiments if not run.used]
     reasons = [f"{verdict.codes[0]}: {verdict.reasons[0]}" for verdict in unused if verdict.codes and verdict.reasons]
-    traced = experiments[0].experiment.workload.trace and bool(cell.estimates)
-    kernels = [replica["trace"].get("top", ()) for replica in experiments[0].replicas if "trace" in replica]
-    return Variant(
-        name=cell.workload,
-        values=values,
-        estimates=cell.estimates,
-        missing=cell.absent,
-        failure=next(iter(reasons), ""),
-        finding=_finding(cell.estimates, cell.absent) if traced else None,
-        kernels=kernels[0] if kernels else (),
-    )
+    traced = manifests[0].experiment.workload.trace and bool(cell.estimates)
+    finding = _finding(cell.estimates, cell.absent) if traced else None
+    kernels = [replica["trace"].get("top", ()) for replica in manifests[0].replicas if "trace" in replica]
+    failure = next(iter(reasons), "")
+    return Variant(cell.workload, values, cell.estimates, cell.absent, failure, finding, next(iter(kernels), ()))
 
 
 def _finding(estimates: Mapping[str, Estimate], missing: Mapping[str, str]) -> BottleneckFound:
-    means = {_IN_BOTTLENECK.get(name, name): estimate.mean for name, estimate in estimates.items()}
-    reasons = {_IN_BOTTLENECK.get(name, name): reason for name, reason in missing.items()}
-    if "gpu_power_capped" in means:
-        means["gpu_power_cap_share"] = means["gpu_power_capped"] / 100
-    elif "gpu_power_capped" in reasons:
-        reasons["gpu_power_cap_share"] = reasons["gpu_power_capped"]
-    return bottleneck.find(means, reasons)
+    return find({name: estimate.mean for name, estimate in estimates.items()}, missing)
 
 
 def family_of_old(profile: OldProfile) -> Family:
@@ -236,22 +217,25 @@ def family_of_old(profile: OldProfile) -> Family:
         points.setdefault(point.name, []).append(point)
     variants = []
     for name, repeats in points.items():
-        good = [point for point in repeats if not point.failure]
-        names = dict.fromkeys(metric for point in good for metric in point.figures)
+        good = [point.figures for point in repeats if not point.failure]
+        metrics = dict.fromkeys(metric for figures in good for metric in figures)
         estimates = {
-            metric: t_interval([point.figures[metric] for point in good if metric in point.figures]) for metric in names
+            metric: t_interval([figures[metric] for figures in good if metric in figures]) for metric in metrics
         }
-        missing = {metric: why for point in good for metric, why in point.missing.items() if metric not in estimates}
+        reasons = {metric: why for point in repeats if not point.failure for metric, why in point.missing.items()}
+        missing = {metric: why for metric, why in reasons.items() if metric not in estimates}
         finding = _finding(estimates, missing) if good else None
         failure = next((point.failure for point in repeats if point.failure), "")
         kernels = next((point.kernels for point in repeats if point.kernels), ())
         variants.append(Variant(name, repeats[0].values, estimates, missing, failure, finding, kernels))
     axes = [axis for axis in variants[0].values if len({repr(variant.values.get(axis)) for variant in variants}) > 1]
-    return Family(profile.workload, axes, sorted(variants, key=_order), profile.capacity)
-
-
-def _order(variant: Variant) -> tuple[str, int]:
-    return ", ".join(str(value) for axis, value in variant.values.items() if axis != BATCH), int(variant.values[BATCH])
+    variants.sort(
+        key=lambda variant: (
+            [str(variant.values[axis]) for axis in variant.values if axis != BATCH],
+            variant.values[BATCH],
+        )
+    )
+    return Family(profile.workload, axes, variants, profile.capacity)
 
 
 def _entry(variant: Variant, name: str) -> Entry:
@@ -273,24 +257,22 @@ def _curves(family: Family) -> Picture | None:
     """Throughput, latency and memory of every curve against the batch size; None where that is one."""
     if BATCH not in family.axes or not family.measured:
         return None
-    panels = [_panel(family, name, scale, title) for name, scale, title in _PANELS]
+    panels = []
+    for name, scale, title in _PANELS:
+        series = []
+        for index, (label, variants) in enumerate(family.curves().items()):
+            known = {float(item.values[BATCH]): item.estimates[name] for item in variants if name in item.estimates}
+            if known:
+                series.append(interval_series(list(known), list(known.values()), scale, index, label))
+        reasons = (variant.missing.get(name, "") for variant in family.measured)
+        absent = "" if series else next(filter(None, reasons), "not measured")
+        rules = [ReferenceLine(LIMIT_PERCENT, f"{LIMIT_PERCENT:g} %", dashes="--")] if name == _MEMORY else []
+        panels.append(
+            Panel(title=title, x_label="batch size", series=series, rules=rules, doubling=True, absent=absent)
+        )
     alt = ", ".join(f"{variant.name} {variant.estimates['inputs'].mean:.4g} inputs/s" for variant in family.measured)
     title = f"{family.title}: speed and memory against the batch size"
     return Picture(_file(family, "batch"), title, alt, panels, 3, (280, 220), png=True)
-
-
-def _panel(family: Family, name: str, scale: float, title: str) -> Panel:
-    series = []
-    for index, (label, variants) in enumerate(family.curves().items()):
-        known = [(variant.values[BATCH], variant.estimates[name]) for variant in variants if name in variant.estimates]
-        if known:
-            sizes = [float(size) for size, _ in known]
-            series.append(interval_series(sizes, [estimate for _, estimate in known], scale, index, label))
-    if not series:
-        reasons = [variant.missing.get(name, "") for variant in family.measured]
-        return Panel(title=title, absent=next(filter(None, reasons), "not measured"))
-    rules = [ReferenceLine(LIMIT_PERCENT, f"{LIMIT_PERCENT:g} %", dashes="--")] if name == _MEMORY else []
-    return Panel(title=title, x_label="batch size", series=series, rules=rules, doubling=True)
 
 
 def _where_time_goes(family: Family) -> Picture | None:

@@ -8,7 +8,7 @@ only where it stays the largest even then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -39,14 +39,10 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause.
+    """One cause and its share of the time, 0 to 1, from the metrics that are there; at least so much.
 
-    Attributes:
-        cause: its name.
-        needs: figures without which it cannot be told how large its share is.
-        share: of the time, 0 to 1, from the figures that are there; at least so much.
-        evidence: figures that speak for it: name, unit and words.
-        following: what to change.
+    ``needs``: metrics without which it cannot be told how large its share is. ``evidence``: those that speak for it: name, unit and
+    words. ``following``: what to change.
     """
 
     cause: Cause
@@ -56,32 +52,36 @@ class Rule:
     following: str
 
 
-def _share_of(*names: str) -> Callable[[Figures], float]:
+def _sum(*names: str) -> Callable[[Figures], float]:
     return lambda figures: sum(figures.get(name, 0.0) for name in names)
 
 
 def _active(figures: Figures) -> float:
-    return figures.get("gpu_sm_active_percent", 0.0) / 100
+    return figures.get("gpu_sm_active", 0.0) / 100
 
 
 def _memory(figures: Figures) -> float:
     return min(figures.get("gpu_dram_active_percent", 0.0) / 100 / DRAM_REACHABLE, _active(figures))
 
 
-def _rest(figures: Figures) -> float:
+def _computing(figures: Figures) -> float:
     """Share of the time in which the processors compute and the memory is not the reason."""
-    known = {"gpu_dram_active_percent", "gpu_power_cap_share"} <= figures.keys()
+    known = {"gpu_dram_active_percent", "gpu_power_capped"} <= figures.keys()
     return max(_active(figures) - _memory(figures), 0.0) if known else 0.0
+
+
+def _capped(figures: Figures) -> float:
+    return figures.get("gpu_power_capped", 0.0) / 100
 
 
 def _launches(figures: Figures) -> float:
     """Waiting for the next kernel; and kernels too small to fill the GPU, which the same changes help."""
-    busy = figures.get("kernel_busy_share", 0.0) if "gpu_sm_active_percent" in figures else 0.0
+    busy = figures.get("kernel_busy_share", 0.0) if "gpu_sm_active" in figures else 0.0
     return figures.get("idle_launch_share", 0.0) + max(busy - _active(figures), 0.0)
 
 
 _PERCENT, _SHARE = "%", "share"
-_SM = ("gpu_sm_active_percent", _PERCENT, "SM activity")
+_SM = ("gpu_sm_active", _PERCENT, "SM activity")
 _DRAM = ("gpu_dram_active_percent", _PERCENT, "memory activity")
 _BUSY = ("kernel_busy_share", _SHARE, "of the time a kernel runs")
 
@@ -89,10 +89,10 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.HOST,
         ("idle_host_share",),
-        _share_of("idle_host_share"),
+        _sum("idle_host_share"),
         (
             ("idle_host_share", _SHARE, "of the time the GPU waits while the host does other things than launch"),
-            ("process_cpu_cores", "", "CPU cores busy in the process"),
+            ("cpu_usage", "", "CPU cores busy in the process"),
             ("host_cpu_percent", _PERCENT, "of the host's CPU busy"),
         ),
         "Prepare inputs ahead of time in threads or processes (option prefetch), prepare them on the GPU, "
@@ -101,7 +101,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.COPY,
         ("copy_in_share",),
-        _share_of("copy_in_share"),
+        _sum("copy_in_share"),
         (
             ("copy_in_share", _SHARE, "of the time only a copy to the GPU runs"),
             ("gpu_pcie_received_bytes_per_s", "bytes/s", "come over PCIe"),
@@ -111,7 +111,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         Cause.LAUNCHES,
-        ("idle_launch_share", "kernel_busy_share", "gpu_sm_active_percent"),
+        ("idle_launch_share", "kernel_busy_share", "gpu_sm_active"),
         _launches,
         (
             ("idle_launch_share", _SHARE, "of the time the next kernel is being launched"),
@@ -124,25 +124,25 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         Cause.MEMORY,
-        ("gpu_dram_active_percent", "gpu_sm_active_percent"),
+        ("gpu_dram_active_percent", "gpu_sm_active"),
         _memory,
         (_DRAM, _SM, _BUSY),
         "Move fewer bytes: fp16 or bf16, channels-last, fused operators (torch.compile).",
     ),
     Rule(
         Cause.COMPUTE,
-        ("gpu_sm_active_percent", "gpu_dram_active_percent", "gpu_power_cap_share"),
-        lambda figures: _rest(figures) * (1 - figures.get("gpu_power_cap_share", 0.0)),
+        ("gpu_sm_active", "gpu_dram_active_percent", "gpu_power_capped"),
+        lambda figures: _computing(figures) * (1 - _capped(figures)),
         (_SM, ("gpu_tensor_active_percent", _PERCENT, "tensor core activity"), _DRAM),
         "The GPU itself is full: use its tensor cores (fp16, bf16 or TF32, channels last) as far as they are not, or a smaller model.",
     ),
     Rule(
         Cause.POWER,
-        ("gpu_power_cap_share", "gpu_sm_active_percent", "gpu_dram_active_percent"),
-        lambda figures: _rest(figures) * figures.get("gpu_power_cap_share", 0.0),
+        ("gpu_power_capped", "gpu_sm_active", "gpu_dram_active_percent"),
+        lambda figures: _computing(figures) * _capped(figures),
         (
-            ("gpu_power_cap_share", _SHARE, "of the readings at the power cap"),
-            ("gpu_power_w", "W", "drawn"),
+            ("gpu_power_capped", _PERCENT, "of the readings at the power cap"),
+            ("gpu_power", "W", "drawn"),
             ("gpu_sm_clock_mhz", "MHz", "clock of the processors"),
         ),
         "Raise the power limit where it may be raised, or do less work for each input (lower precision, fused operators).",
@@ -150,7 +150,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         Cause.SYNC,
         ("idle_sync_share", "copy_out_share"),
-        _share_of("idle_sync_share", "copy_out_share"),
+        _sum("idle_sync_share", "copy_out_share"),
         (
             ("idle_sync_share", _SHARE, "of the time the GPU has run dry because the host waited for it"),
             ("copy_out_share", _SHARE, "of the time only a copy to the host runs"),
@@ -165,13 +165,9 @@ RULES: tuple[Rule, ...] = (
 class BottleneckFound:
     """What holds a workload back.
 
-    Attributes:
-        causes: one; several where they cannot be told apart; none where nothing dominates or it cannot be told.
-        sentence: the answer.
-        shares: of the time by cause, at least; None: no figure says.
-        evidence: the figures that speak for the causes named, a sentence each.
-        following: what to change next, a sentence each.
-        missing: why it cannot be told, where it cannot.
+    ``causes``: several where they cannot be told apart; none where nothing dominates or it cannot be told. ``shares``: of the time by
+    cause, at least; None: no figure says. ``evidence``, ``following`` and ``missing``: what speaks for the causes, what to change
+    next, and why it cannot be told, a sentence each.
     """
 
     causes: tuple[Cause, ...]
@@ -183,12 +179,7 @@ class BottleneckFound:
 
 
 def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
-    """Name what holds a workload back.
-
-    Args:
-        figures: of one setting; what was not measured is not in it.
-        missing: reasons for what was not measured, by figure.
-    """
+    """Name what holds a workload back, from the metrics of one setting and the reasons for those that were not measured."""
     least = {rule.cause: min(max(rule.share(figures), 0.0), 1.0) for rule in RULES}
     unknown = {rule.cause for rule in RULES if not figures.keys() >= set(rule.needs)}
     shares = {cause: None if cause in unknown and not share else share for cause, share in least.items()}
@@ -198,37 +189,30 @@ def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
     dominates = least[first] >= LEAST_SHARE
     if rivals or (first in unknown and not dominates):
         known = f" At least {_percent(least[first])} of the time is {first}." if dominates else ""
-        lacking = _lacking([*rivals, *({first} & unknown)], figures, missing)
-        return BottleneckFound(
-            (), f"Cannot tell what holds it back: figures are missing.{known}", shares, missing=lacking
-        )
+        doubtful = {*rivals, *({first} & unknown)}
+        lacking = [name for rule in RULES if rule.cause in doubtful for name in rule.needs if name not in figures]
+        names_by_reason: dict[str, list[str]] = {}
+        for name in dict.fromkeys(lacking):
+            names_by_reason.setdefault(missing.get(name, "not measured"), []).append(name)
+        why = tuple(f"{', '.join(names)}: {reason}." for reason, names in names_by_reason.items())
+        return BottleneckFound((), f"Cannot tell what holds it back: figures are missing.{known}", shares, missing=why)
     if not dominates:
         largest = ", ".join(f"{cause} {_percent(least[cause])}" for cause in order[:3])
         return BottleneckFound((), f"Nothing dominates: the largest shares of the time are {largest}.", shares)
     named = tuple(cause for cause in order if least[first] - least[cause] < SAME_WITHIN and least[cause] >= LEAST_SHARE)
     rules = [rule for cause in named for rule in RULES if rule.cause == cause]
+    evidence = [
+        "; ".join(f"{_shown(figures[name], unit)} {words}" for name, unit, words in rule.evidence if name in figures)
+        for rule in rules
+    ]
     causes = " and ".join(f"{cause} ({_percent(least[cause])} of the time)" for cause in named)
     return BottleneckFound(
         named,
         f"Held back {'alike ' if len(named) > 1 else ''}by {causes}.",
         shares,
-        tuple(_evidence(rule, figures) for rule in rules),
+        tuple(f"{rule.cause}: {shown}." for rule, shown in zip(rules, evidence, strict=True)),
         tuple(dict.fromkeys(rule.following for rule in rules)),
     )
-
-
-def _lacking(causes: Sequence[Cause], figures: Figures, missing: Mapping[str, str]) -> tuple[str, ...]:
-    """Each missing figure with its reason, those of one reason together."""
-    names = [name for rule in RULES if rule.cause in causes for name in rule.needs if name not in figures]
-    reasons: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
-        reasons.setdefault(missing.get(name, "not measured"), []).append(name)
-    return tuple(f"{', '.join(names)}: {reason}." for reason, names in reasons.items())
-
-
-def _evidence(rule: Rule, figures: Figures) -> str:
-    shown = [f"{_shown(figures[name], unit)} {words}" for name, unit, words in rule.evidence if name in figures]
-    return f"{rule.cause}: {'; '.join(shown)}."
 
 
 def _shown(value: float, unit: str) -> str:

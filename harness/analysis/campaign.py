@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, LATENCIES, REQUESTS, experiment_folders
-from harness.results.manifest import Manifest, Status
+from harness.results.manifest import Status
 from harness.results.verification import verify_experiment
 from harness.sharing.modes import mode_of
 from harness.spec import CampaignSpec, CellSpec
@@ -54,13 +54,7 @@ class ConfigurationKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """One finished experiment.
-
-    Attributes:
-        data: its files.
-        measured: its figures; empty when it is damaged.
-        damage: what verification found; empty when it is whole.
-    """
+    """One finished experiment: its files, its figures (none when it is damaged), and what verification found."""
 
     data: ExperimentData
     measured: Measured
@@ -89,17 +83,12 @@ class MeasuredRun:
 
 @dataclass(slots=True)
 class Cell:
-    """One workload, sharing mode, replica count and condition, over its repeats.
+    """One workload, sharing mode, replica count and condition, over its repeats; ``experiments``: finished ones, used or not.
 
-    Attributes:
-        key: which.
-        experiments: every finished repeat, used or not.
-        planned: repeats that the campaign asks for; None when the plan is not known, or follows from the results.
-        shares: what an interval may take of the usual error, by campaign whose repeats ended when something was known.
-        estimates: measure to its mean over the repeats used.
-        absent: measure to the reason why there is none.
-        speed_up: throughput over that of one replica; None with a reason in ``absent``.
-        efficiency: speed-up over replicas; None likewise.
+    ``planned``: repeats that the campaign asks for; None when the plan is not known, or follows from the results. ``shares``: what an
+    interval may take of the usual error, by campaign whose repeats ended when something was known. ``estimates``: measure to its mean
+    over the repeats used; ``absent``: measure to the reason why there is none. ``speed_up``: throughput over that of one replica, and
+    ``efficiency``: that over replicas; None with a reason in ``absent``.
     """
 
     key: ConfigurationKey
@@ -139,7 +128,11 @@ class Cell:
     @property
     def mode_shown(self) -> str:
         """The same for tables; ``CPU`` where no replica was on a GPU, so that none was shared."""
-        on_cpu = [_on_cpu(experiment.data.manifest) for experiment in self.used]
+        manifests = [run.data.manifest for run in self.used]
+        devices = [{str(replica["device"]) for replica in run.replicas if replica.get("device")} for run in manifests]
+        on_cpu = [
+            seen == {"cpu"} or not (seen or run.provenance.gpus) for seen, run in zip(devices, manifests, strict=True)
+        ]
         return "CPU" if on_cpu and all(on_cpu) and mode_of(self.sharing).takes_turns else self.mode
 
     @property
@@ -173,11 +166,6 @@ class Cell:
         return [figure for figure in figures if figure is not None]
 
 
-def _on_cpu(manifest: Manifest) -> bool:
-    devices = {str(replica["device"]) for replica in manifest.replicas if replica.get("device")}
-    return devices == {"cpu"} or not (devices or manifest.provenance.gpus)
-
-
 def shared(*cells: Cell) -> float:
     """Share of the usual error that one interval of these cells together may take; 1 where all repeats were planned.
 
@@ -200,20 +188,10 @@ class Unfinished:
 
 @dataclass(slots=True)
 class CampaignAnalysis:
-    """Everything the report says.
+    """Everything the report says; experiments by start of recording, cells by workload, sharing mode and replicas.
 
-    Attributes:
-        folder: of the campaign.
-        name: of the folder.
-        spec: the campaign as it began; None when ``campaign.json`` is not there.
-        created_at: UTC; empty when not known.
-        source: the campaign file it began with; empty when not known.
-        file_changed: the kept ``campaign.yaml`` is no longer the file that the campaign began with.
-        experiments: the finished ones, by start of recording.
-        cells: by workload, sharing mode and replicas.
-        unfinished: what is missing.
-        stress_series: of a stress campaign, how far each load was raised.
-        progress: of repeats until something is known, how far they came.
+    ``spec``: the campaign as it began; None when ``campaign.json`` is not there. ``created_at`` (UTC) and ``source`` (the campaign file
+    it began with) are empty when not known. ``file_changed``: the kept ``campaign.yaml`` is no longer that file.
     """
 
     folder: Path
@@ -223,7 +201,7 @@ class CampaignAnalysis:
     source: str
     experiments: list[MeasuredRun]
     cells: list[Cell]
-    unfinished: list[Unfinished]
+    unfinished: list[Unfinished] = field(default_factory=list)
     stress_series: list[StressSeries] = field(default_factory=list)
     progress: RepeatProgress | None = None
     file_changed: bool = False
@@ -243,14 +221,9 @@ class CampaignAnalysis:
 
 
 def analyse(folder: Path) -> CampaignAnalysis:
-    """Read, check and average a campaign, finished or not.
+    """Read, check and average a campaign, finished or not, in ``results/<campaign>``.
 
-    Args:
-        folder: ``results/<campaign>``.
-
-    Raises:
-        ResultsPathError: no campaign there.
-        StorageError: a file cannot be read.
+    Raises ResultsPathError where there is none, StorageError where a file cannot be read.
     """
     if not folder.is_dir():
         raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign below results/.")
@@ -268,38 +241,28 @@ def analyse(folder: Path) -> CampaignAnalysis:
         raise ResultsPathError(f"{folder} holds no campaign.", advice="Give the folder of a campaign below results/.")
     experiments.sort(key=lambda experiment: experiment.data.manifest.start_s)
     spec: CampaignSpec | None = identity.get("spec")
-    cells = _cells(folder, experiments, spec)
-    _relate_to_one_replica(cells)
-    stressed = spec is not None and spec.stress is not None
-    runs = {run.name: run_of(run.data.keeping()) for run in experiments if not run.damage} if stressed else {}
-    stress_series = series_of(spec, runs)
-    progress = None
-    if spec is not None and spec.until_known is not None:
-        figures = {run.name: run.measured.figures if run.used else {} for run in experiments}
-        progress = judge(spec.until_known, spec.cells(), figures)
-    return CampaignAnalysis(
+    sha256, campaign_file = str(identity.get("source_sha256", "")), folder / CAMPAIGN_YAML
+    with storage_errors(campaign_file, "read"):
+        changed = bool(sha256) and campaign_file.is_file() and sha256_of(campaign_file) != sha256
+    analysis = CampaignAnalysis(
         folder=folder,
         name=folder.resolve().name,
         spec=spec,
         created_at=str(identity.get("created_at", "")),
         source=str(identity.get("source", "")),
         experiments=experiments,
-        cells=cells,
-        unfinished=[
-            *(Unfinished(name, reason) for name, reason in unreadable.items()),
-            *_unfinished(folder, spec, {run.name for run in experiments} | unreadable.keys(), stress_series, progress),
-        ],
-        stress_series=stress_series,
-        progress=progress,
-        file_changed=_file_changed(folder, str(identity.get("source_sha256", ""))),
+        cells=_cells(folder, experiments, spec),
+        file_changed=changed,
     )
-
-
-def _file_changed(folder: Path, sha256: str) -> bool:
-    """Whether the kept campaign file is there and has another hash than this; one that is not known says nothing."""
-    path = folder / CAMPAIGN_YAML
-    with storage_errors(path, "read"):
-        return bool(sha256) and path.is_file() and sha256_of(path) != sha256
+    _relate_to_one_replica(analysis.cells)
+    if spec is not None and spec.stress is not None:
+        points = {run.name: run_of(run.data.keeping()) for run in experiments if not run.damage}
+        analysis.stress_series = series_of(spec, points)
+    if spec is not None and spec.until_known is not None:
+        figures = {run.name: run.measured.figures if run.used else {} for run in experiments}
+        analysis.progress = judge(spec.until_known, spec.cells(), figures)
+    analysis.unfinished = _unfinished(analysis, unreadable)
+    return analysis
 
 
 def pooled_cell(cells: Sequence[Cell]) -> Cell:
@@ -315,45 +278,38 @@ def pooled_cell(cells: Sequence[Cell]) -> Cell:
 def analyse_experiment(folder: Path) -> MeasuredRun:
     """Verify one finished experiment and measure it. Raises ResultsPathError and StorageError."""
     data = read_experiment(folder)
-    damage = [
-        problem.message if problem.path == folder else f"{problem.path.name}: {problem.message}"
-        for problem in verify_experiment(folder).problems
-        if not _was_left_out(problem.path)
-    ]
+    damage = []
+    for problem in verify_experiment(folder).problems:
+        path = problem.path
+        # Raw latencies are large and may be left behind when a result set is passed on; their figures are then absent.
+        if not (path.name == REQUESTS or path.parent.name == LATENCIES) or path.exists():
+            damage.append(problem.message if path == folder else f"{path.name}: {problem.message}")
     # A damaged file may not even parse; nothing in that folder is worth a figure.
     return MeasuredRun(data, Measured() if damage else measure(data), damage)
 
 
-def _was_left_out(path: Path) -> bool:
-    """Raw latencies are large and may be left behind when a result set is passed on; their figures are then absent."""
-    return (path.name == REQUESTS or path.parent.name == LATENCIES) and not path.exists()
-
-
 def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec | None) -> list[Cell]:
-    keys: list[ConfigurationKey] = []
+    """The cells of the matrix, of a stress campaign those that it came to; then those that no plan asks for."""
+    members: dict[ConfigurationKey, list[MeasuredRun]] = {}
     if spec is not None:
-        keys = _planned_keys(spec, {experiment.key for experiment in experiments})
-    keys += sorted({experiment.key for experiment in experiments} - set(keys))
+        planned = list(spec.cells())
+        if not spec.stress:
+            planned.sort(key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2]))
+        members = {key_of(cell): [] for cell in planned}
+    for run in sorted(experiments, key=lambda run: run.key):
+        members.setdefault(run.key, []).append(run)
     cells = []
-    for key in keys:
-        members = [experiment for experiment in experiments if experiment.key == key]
-        cell = Cell(key, members, spec.most_repeats if spec and not spec.until_known else None)
+    for key, runs in members.items():
+        if spec and spec.stress and not runs:
+            continue
+        runs.sort(key=lambda run: run.data.manifest.start_s)
+        cell = Cell(key, runs, spec.most_repeats if spec and not spec.until_known else None)
         if spec and spec.until_known:
-            looks = max((run.data.manifest.experiment.repeat for run in members), default=1)
+            looks = max((run.data.manifest.experiment.repeat for run in runs), default=1)
             cell.shares[str(folder.resolve())] = share_of_look(spec.until_known.max, looks)
         _average(cell)
         cells.append(cell)
     return cells
-
-
-def _planned_keys(spec: CampaignSpec, measured: set[ConfigurationKey]) -> list[ConfigurationKey]:
-    """The cells of the matrix; of a stress campaign those that it came to."""
-    if spec.stress is not None:
-        return [key for cell in spec.cells() if (key := key_of(cell)) in measured]
-    planned = sorted(
-        spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
-    )
-    return [key_of(cell) for cell in planned]
 
 
 def key_of(cell: CellSpec) -> ConfigurationKey:
@@ -364,59 +320,54 @@ def key_of(cell: CellSpec) -> ConfigurationKey:
 
 
 def _average(cell: Cell) -> None:
-    measured = [experiment.measured for experiment in cell.experiments]
-    own = [name for name in OWN if any(name in run.figures or name in run.absent for run in measured)]
-    for name in (*METRICS, *own):
-        figures = cell.figures(name)
-        if figures:
+    asked = {name for run in cell.experiments for name in (*run.measured.figures, *run.measured.absent)}
+    for name in (*METRICS, *(name for name in OWN if name in asked)):
+        if figures := cell.figures(name):
             cell.estimates[name] = t_interval(figures, shared(cell), least=0.0)
-            continue
-        reasons = [experiment.measured.absent.get(name) for experiment in cell.used]
-        cell.absent[name] = next((reason for reason in reasons if reason), "no run can be used")
+        else:
+            reasons = [run.measured.absent.get(name) for run in cell.used]
+            cell.absent[name] = next(filter(None, reasons), "no run can be used")
 
 
 def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
     """Speed-up and efficiency of each cell against the cell of one replica."""
     singles = {cell.key.curve: cell for cell in cells if cell.replicas == 1}
     for cell in cells:
-        single = singles.get(cell.key.curve)
-        own = cell.figures("throughput")
-        alone = single.figures("throughput") if single else []
-        try:
-            if cell.paced:
-                raise ValueError(PACED)  # noqa: TRY301
-            if not own:
-                raise ValueError(cell.absent.get("throughput", "no run of it can be used"))  # noqa: TRY301
-            if not alone:
-                raise ValueError("no usable run of one replica to compare with")  # noqa: TRY301
-            speed_up = (
-                Estimate(1.0, None, None, len(own), None, "one by definition")
-                if cell is single
-                else ratio(own, alone, shared(cell, single or cell))
-            )
-        except ValueError as error:
-            cell.absent |= {"speed_up": str(error), "efficiency": str(error)}
-            continue
-        cell.speed_up = speed_up
-        cell.efficiency = speed_up.scaled(1 / cell.replicas)
+        single = singles.get(cell.key.curve, cell)
+        own, alone = cell.figures("throughput"), single.figures("throughput") if single.replicas == 1 else []
+        why = ""
+        if cell.paced:
+            why = PACED
+        elif not own:
+            why = cell.absent.get("throughput", "no run of it can be used")
+        elif not alone:
+            why = "no usable run of one replica to compare with"
+        elif cell is single:
+            cell.speed_up = Estimate(1.0, None, None, len(own), None, "one by definition")
+        else:
+            try:
+                cell.speed_up = ratio(own, alone, shared(cell, single))
+            except ValueError as error:
+                why = str(error)
+        if cell.speed_up is None:
+            cell.absent |= {"speed_up": why, "efficiency": why}
+        else:
+            cell.efficiency = cell.speed_up.scaled(1 / cell.replicas)
 
 
-def _unfinished(
-    folder: Path,
-    spec: CampaignSpec | None,
-    done: set[str],
-    stress_series: Sequence[StressSeries],
-    progress: RepeatProgress | None,
-) -> list[Unfinished]:
+def _unfinished(analysis: CampaignAnalysis, unreadable: Mapping[str, str]) -> list[Unfinished]:
+    """What the campaign asks for and is not there, each with how far it came."""
+    spec, progress = analysis.spec, analysis.progress
     if spec is None:
-        return []
-    stories = last_steps(folder)
-    if spec.stress is not None:
-        points = [series.following for series in stress_series if series.following is not None]
-        names = [cell.experiment_id(repeat) for cell, repeat in points]
+        points: list[tuple[CellSpec, int]] = []
+    elif spec.stress is not None:
+        points = [series.following for series in analysis.stress_series if series.following is not None]
     elif progress is not None:
-        following = [] if has_ended(folder) else progress.following
-        names = [cell.experiment_id(progress.blocks + 1) for cell in following]
+        following = [] if has_ended(analysis.folder) else progress.following
+        points = [(cell, progress.blocks + 1) for cell in following]
     else:
-        names = [cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.most_repeats + 1)]
+        points = [(cell, repeat) for cell in spec.cells() for repeat in range(1, spec.most_repeats + 1)]
+    stories = {**(last_steps(analysis.folder) if spec else {}), **unreadable}
+    done = {run.name for run in analysis.experiments}
+    names = dict.fromkeys([*unreadable, *(cell.experiment_id(repeat) for cell, repeat in points)])
     return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

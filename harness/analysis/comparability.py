@@ -1,33 +1,40 @@
-"""Whether results were measured alike: on the same kind of machine, or not to be held against each other."""
+"""What the machine and the software of results were: what makes two unlike, and which replica ran where."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
-from harness.errors import UnlikeResultsError
+from harness.errors import UnlikeResultsError, counted
 from harness.results.manifest import Manifest
+from harness.spec import WorkloadSpec
 
 _GIB = 2**30
+_SHORT = 12
+"""Characters of a GPU's UUID that people tell it by: ``GPU-1a2b3c4d``."""
 
 
-def _torch(manifest: Manifest) -> str:
-    """As the replicas said; what the harness itself has installed need not be what they ran on."""
-    said = {str(replica["torch"]) for replica in manifest.replicas if replica.get("torch")}
-    return _each(said) if said else manifest.provenance.software.packages.get("torch", "unknown")
+def _each(values: Iterable[object]) -> str:
+    return ", ".join(sorted({str(value or "unknown") for value in values})) or "none"
 
 
-def _each(values: set[str] | set[str | None]) -> str:
-    return ", ".join(sorted(value or "unknown" for value in values)) or "none"
-
-
-def _with_unit(value: float | None, unit: str) -> str | None:
-    return None if value is None else f"{value:g} {unit}"
+def _limit(key: str, shown: Callable[[float], str], manifest: Manifest) -> str:
+    """What the control groups let the replicas have, as each says, else what they let the harness have; "none" without a limit."""
+    hosts = [replica.get("host") or {} for replica in manifest.replicas]
+    limits = [host["limits"] for host in hosts if "limits" in host] or [manifest.provenance.host.limits]
+    return _each("none" if limit.get(key) is None else shown(limit[key] or 0.0) for limit in limits)
 
 
 def _memory(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{round(size_bytes / _GIB)} GiB"
+
+
+def _torch(manifest: Manifest) -> str:
+    """As the replicas said; what the harness itself has installed need not be what they ran on."""
+    said = [replica["torch"] for replica in manifest.replicas if replica.get("torch")]
+    return _each(said or [manifest.provenance.software.packages.get("torch")])
 
 
 def gpu_names(manifest: Manifest) -> str:
@@ -38,7 +45,7 @@ def gpu_names(manifest: Manifest) -> str:
 
 def reserved(manifest: Manifest) -> str:
     """What the container of each replica had reserved on its node, and was limited to: ``Burstable: cpu 500m reserved``."""
-    return _each({_reserved(replica) for replica in manifest.replicas}) if manifest.replicas else "unknown"
+    return _each(map(_reserved, manifest.replicas)) if manifest.replicas else "unknown"
 
 
 def _reserved(replica: Mapping[str, Any]) -> str:
@@ -54,30 +61,20 @@ def _reserved(replica: Mapping[str, Any]) -> str:
     return f"{replica.get('qos_class') or 'class unknown'}: {'; '.join(parts) or 'nothing reserved'}"
 
 
-def limits(manifest: Manifest) -> dict[str, str]:
-    """What the control groups let the replicas have, as each says, else what they let the harness have; "none" where nothing is limited."""
-    hosts = [replica.get("host") or {} for replica in manifest.replicas]
-    own = [host["limits"] for host in hosts if "limits" in host] or [manifest.provenance.host.limits]
-
-    def shown(key: str, in_words: Callable[[float], str]) -> str:
-        return _each({"none" if limit.get(key) is None else in_words(limit[key] or 0.0) for limit in own})
-
-    return {
-        "CPU limit": shown("cpus", "{:g} CPUs".format),
-        "memory limit": shown("memory_bytes", lambda size_bytes: f"{size_bytes / 1e9:.3g} GB"),
-    }
-
-
 MACHINE: dict[str, Callable[[Manifest], str]] = {
     "GPU": gpu_names,
-    "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.gpus}),
-    "GPU power limit": lambda manifest: _each({_with_unit(gpu.power_limit_w, "W") for gpu in manifest.gpus}),
-    "GPU clock": lambda manifest: _each({_with_unit(gpu.clock_sm_max_mhz, "MHz") for gpu in manifest.gpus}),
+    "GPU driver": lambda manifest: _each(gpu.driver for gpu in manifest.gpus),
+    "GPU power limit": lambda manifest: _each(
+        gpu.power_limit_w and f"{gpu.power_limit_w:g} W" for gpu in manifest.gpus
+    ),
+    "GPU clock": lambda manifest: _each(
+        gpu.clock_sm_max_mhz and f"{gpu.clock_sm_max_mhz:g} MHz" for gpu in manifest.gpus
+    ),
     "CPU": lambda manifest: manifest.provenance.host.cpu_model,
     "CPUs": lambda manifest: str(manifest.provenance.host.cpus),
     "memory": lambda manifest: _memory(manifest.provenance.host.memory_bytes),
-    "CPU limit": lambda manifest: limits(manifest)["CPU limit"],
-    "memory limit": lambda manifest: limits(manifest)["memory limit"],
+    "CPU limit": partial(_limit, "cpus", "{:g} CPUs".format),
+    "memory limit": partial(_limit, "memory_bytes", lambda size_bytes: f"{size_bytes / 1e9:.3g} GB"),
     "torch": _torch,
 }
 """What makes two machines unlike: a difference here explains one in the figures."""
@@ -104,15 +101,15 @@ _WORKLOAD = (
     "threads",
     "inference_sleep_s",
     "checkpoint",
+    "options",
 )
 
 
 def refuse_unlike(manifests: Iterable[Manifest]) -> None:
     """Raise UnlikeResultsError when the machines differ in what explains a difference in the figures."""
-    differences = _differences(MACHINE, list(manifests))
-    if differences:
+    if unlike := _unlike(_facts(MACHINE, manifest) for manifest in manifests):
         raise UnlikeResultsError(
-            f"These results come from unlike machines: {' '.join(differences)}",
+            f"These results come from unlike machines: {' '.join(unlike)}",
             advice="A difference between them would be the machines' as much as anything else's. "
             "To compare them anyway: --unlike",
         )
@@ -121,25 +118,66 @@ def refuse_unlike(manifests: Iterable[Manifest]) -> None:
 def differences(manifests: Iterable[Manifest]) -> list[str]:
     """Everything that is not the same everywhere, one sentence each, the machine first."""
     every = list(manifests)
-    return [*_differences(MACHINE, every), *_differences(SURROUNDINGS, every), *_workload_differences(every)]
+    return [
+        *_unlike(_facts({**MACHINE, **SURROUNDINGS}, manifest) for manifest in every),
+        *_unlike(_settings(manifest.experiment.workload) for manifest in every),
+    ]
+
+
+def _facts(named: Mapping[str, Callable[[Manifest], str]], manifest: Manifest) -> dict[str, str]:
+    return {name: fact(manifest) for name, fact in named.items()}
+
+
+def _settings(workload: WorkloadSpec) -> dict[str, str]:
+    return {f"{workload.name}'s {name}": str(getattr(workload, name)) for name in _WORKLOAD}
+
+
+def _unlike(all_facts: Iterable[Mapping[str, str]]) -> list[str]:
+    values: dict[str, dict[str, None]] = {}  # in the order of the arms
+    for facts in all_facts:
+        for name, value in facts.items():
+            values.setdefault(name, {})[value] = None
+    return [f"{name}: {' against '.join(seen)}." for name, seen in values.items() if len(seen) > 1]
 
 
 def environment(manifests: Iterable[Manifest]) -> dict[str, str]:
     """What the machine and the software were, by what it is called in comparisons; all that occur."""
     every = list(manifests)
-    return {name: _each({fact(manifest) for manifest in every}) for name, fact in {**MACHINE, **SURROUNDINGS}.items()}
+    return {name: _each(map(fact, every)) for name, fact in {**MACHINE, **SURROUNDINGS}.items()}
 
 
-def _differences(facts: dict[str, Callable[[Manifest], str]], manifests: list[Manifest]) -> list[str]:
-    values = {name: list(dict.fromkeys(map(fact, manifests))) for name, fact in facts.items()}  # as the arms stand
-    return [f"{name}: {' against '.join(seen)}." for name, seen in values.items() if len(seen) > 1]
+class Place(NamedTuple):
+    """A GPU of a node; empty where the replica does not say: a CPU, or this machine."""
+
+    node: str
+    gpu: str
 
 
-def _workload_differences(manifests: list[Manifest]) -> list[str]:
-    values: dict[str, dict[str, None]] = {}
-    for manifest in manifests:
-        workload = manifest.experiment.workload
-        settings = {name: getattr(workload, name) for name in _WORKLOAD} | {"options": workload.options}
-        for name, value in settings.items():
-            values.setdefault(f"{workload.name}'s {name}", {})[str(value)] = None
-    return [f"{name}: {' against '.join(seen)}." for name, seen in values.items() if len(seen) > 1]
+def places(manifest: Manifest) -> dict[Place, list[int]]:
+    """Each place with its replicas, in the order of the replicas; empty where none says where it is."""
+    places: dict[Place, list[int]] = {}
+    for index, replica in enumerate(manifest.replicas):
+        gpu = replica.get("gpu_uuid") or replica.get("device_uuid") or ""
+        places.setdefault(Place(str(replica.get("node") or ""), str(gpu)), []).append(index)
+    return places if any(place != Place("", "") for place in places) else {}
+
+
+def places_in_words(manifest: Manifest) -> str:
+    """E.g. ``n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-5e6f7a8b: replica 1``; empty where nobody says."""
+    return "; ".join(
+        f"{' '.join(filter(None, (place.node, place.gpu[:_SHORT])))}: replica{'s' if len(those) > 1 else ''} "
+        f"{', '.join(map(str, those))}"
+        for place, those in places(manifest).items()
+    )
+
+
+def spread(manifests: Iterable[Manifest]) -> str:
+    """How many replicas each place had: ``4 + 4 on 2 GPUs of 2 nodes``; each way once."""
+    return " or ".join(dict.fromkeys(filter(None, (_spread(places(manifest)) for manifest in manifests))))
+
+
+def _spread(places: dict[Place, list[int]]) -> str:
+    counts = " + ".join(str(len(those)) for those in sorted(places.values(), key=len, reverse=True))
+    gpus, nodes = len({place for place in places if place.gpu}), len({place.node for place in places} - {""})
+    where = [counted(count, what) for count, what in ((gpus, "GPU"), (nodes, "node")) if count]
+    return f"{counts} on {' of '.join(where)}" if where else ""

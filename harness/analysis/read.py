@@ -49,17 +49,11 @@ class NotMeasuredError(ValueError):
 
 @dataclass(frozen=True)
 class ClientRequests:
-    """The requests of one recording, of one replica or of all.
+    """The requests of one recording, of one replica or of all; ``replicas``: who has a log.
 
-    Attributes:
-        window: the recording.
-        rows: those that ended in it.
-        well: of these, those that were answered well.
-        under_way: those that had begun and not ended when it ended.
-        gaps: after a token, that ended in the recording or were under way at its end; each with its request's status where
-            the request ended without another token, else OK.
-        intended: how many requests were meant to be sent in it.
-        replicas: who has a log.
+    ``rows``: those that ended in it. ``well``: of these, those that were answered well. ``under_way``: those that had begun and not
+    ended when it ended. ``gaps``: after a token, that ended in the recording or were under way at its end; each with its request's
+    status where the request ended without another token, else OK. ``intended``: how many were meant to be sent in it.
     """
 
     window: Window
@@ -98,29 +92,20 @@ class ClientRequests:
 
     def milliseconds(self, what: str) -> dict[str, float]:
         """Mean and percentiles of ``what``, as far as the sample supports them: a p99 takes 100 requests."""
-        try:
+        known: dict[str, float] = {}
+        with suppress(NotMeasuredError):
             values = 1e3 * self.seconds(what)
-        except NotMeasuredError:
-            return {}
-        known = {"mean": float(values.mean())}
-        for name, quantile in QUANTILES.items():
-            with suppress(ValueError):
-                known[name] = percentile(values, quantile)
+            known["mean"] = float(values.mean())
+            for name, quantile in QUANTILES.items():
+                with suppress(ValueError):
+                    known[name] = percentile(values, quantile)
         return {name: round(value, 6) for name, value in known.items()}
 
 
 def read_requests(table: RequestTable, folder: Path, window: Window, replica: int | None = None) -> ClientRequests:
-    """The requests of a recording, of one replica or of all.
+    """The requests of a recording, of one replica or of all, from the table of the run and the logs of gaps in its folder.
 
-    Args:
-        table: of the run.
-        folder: of the run, which has the logs of gaps.
-        window: the recording.
-        replica: whose; None: of all.
-
-    Raises:
-        ResultsPathError: a file is not ours.
-        StorageError: it cannot be read.
+    Raises ResultsPathError where a file is not ours, StorageError where it cannot be read.
     """
     rows = table.rows if replica is None else table.of(replica)
     replicas = table.replicas if replica is None else (replica,)
@@ -147,10 +132,10 @@ def times_ns(rows: Rows, what: str) -> Floats:
     if what in since:
         instants = rows[since[what]]
         return np.where(instants >= 0, instants - rows["intended_ns"], np.nan)
-    several = (rows["first_token_ns"] >= 0) & (rows["output_tokens"] > 1)
-    spent_ns = np.where(several, rows["end_ns"] - rows["first_token_ns"], np.nan)
-    each_ns: Floats = spent_ns / np.maximum(rows["output_tokens"] - 1, 1)
-    return each_ns
+    streamed, further = rows["first_token_ns"] >= 0, rows["output_tokens"] - 1
+    spent_ns = np.where(streamed & (further > 0), rows["end_ns"] - rows["first_token_ns"], np.nan)
+    per_token_ns: Floats = spent_ns / np.maximum(further, 1)
+    return per_token_ns
 
 
 def count_statuses(rows: Rows) -> dict[str, int]:
@@ -174,18 +159,14 @@ def _gaps(log: Rows, rows: Rows, window: Window) -> Array:
 def _under_way(begin_ns: Array, end_ns: Array, window: Window) -> npt.NDArray[np.bool_]:
     """What had begun and not ended when the recording ended."""
     over_ns = round(window.end_s * NS_PER_S)
-    open_at_end: npt.NDArray[np.bool_] = (begin_ns < over_ns) & (end_ns >= over_ns)
-    return open_at_end
+    return np.logical_and(begin_ns < over_ns, end_ns >= over_ns)
 
 
 @dataclass(frozen=True)
 class ExperimentData:
     """The files of one experiment; each is read when it is asked for.
 
-    Attributes:
-        folder: of the experiment.
-        manifest: its manifest.
-        kept: what was read, by metric or file; None keeps none but the requests.
+    ``kept``: what was read, by metric or file; None keeps none but the requests.
     """
 
     folder: Path
@@ -246,18 +227,10 @@ class ExperimentData:
 
     def series(self, metric: str, name: str) -> pd.Series[float]:
         """One series of a metric, without its missing values. Raises NotMeasuredError."""
-        return self._column(metric, name).dropna()
-
-    def values(self, metric: str, name: str) -> Floats:
-        """The same without its times, which takes a third of the time. Raises NotMeasuredError."""
-        values: Floats = np.asarray(self._column(metric, name), dtype=np.float64)
-        return values[~np.isnan(values)]
-
-    def _column(self, metric: str, name: str) -> pd.Series[float]:
         table = self.table(metric)
         if name not in table:
             raise NotMeasuredError(f"{metric} has no series {name}")
-        return table[name]
+        return table[name].dropna()
 
     @property
     def window(self) -> Window:
@@ -274,11 +247,6 @@ class ExperimentData:
         if (table := read(self.folder)) is None:
             raise NotMeasuredError("the replicas wrote no latency log")
         return read_requests(table, self.folder, self.window)
-
-    def served_rates(self) -> dict[int, float]:
-        """Requests per second that each replica's log has in the recording. Raises NotMeasuredError."""
-        served = self.requests.well["replica"]
-        return {replica: int((served == replica).sum()) / self.duration_s for replica in self.requests.replicas}
 
     def telemetry(self) -> pd.DataFrame:
         """The fast series within the recording, index ``elapsed_s`` since its start. Raises NotMeasuredError."""

@@ -12,11 +12,11 @@ from typing import Any
 import jinja2
 
 import harness
-from harness.analysis import campaign_table, goodput, objective, placement, summary
+from harness.analysis import campaign_table, goodput, objective, summary
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.axes import pictures as pictures_of_settings
 from harness.analysis.campaign import CampaignAnalysis, MeasuredRun, analyse
-from harness.analysis.comparability import gpu_names, reserved
+from harness.analysis.comparability import gpu_names, places, places_in_words, reserved
 from harness.analysis.format import (
     clipped,
     markdown,
@@ -178,7 +178,7 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "mps_limits": mps_limits(manifests),
         **tables_of(against_first),
-        "has_places": placement.several(manifests),
+        "has_places": any(len(places(manifest)) > 1 for manifest in manifests),
         "version": harness.__version__,
     }
 
@@ -223,7 +223,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         "interval": with_interval,
         "clipped": clipped,
         "settings": _settings,
-        "places": lambda experiment: placement.in_words(experiment.data.manifest),
+        "places": lambda experiment: places_in_words(experiment.data.manifest),
         "absent": absent_of,
         "remarks": remarks,
         "gib": lambda size: "unknown" if size is None else quantity(float(size), "bytes"),

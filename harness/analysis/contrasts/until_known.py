@@ -175,7 +175,9 @@ class _Look:
         figures = [[run[metric] for run in runs if metric in run] for runs in sides]
         estimate = None
         with suppress(ValueError):
-            estimate = t_interval(*figures, self.share) if reference is None else ratio(*figures, self.share)
+            estimate = (
+                t_interval(figures[0], self.share) if reference is None else ratio(figures[0], figures[1], self.share)
+            )
         state = self._state(estimate, figures)
         if state in {State.OPEN, State.HOPELESS} and self.block == self.wanted.max:
             state = State.MAX

@@ -108,7 +108,7 @@ def _over_devices(name: str, run: Run) -> float:
 
 
 def _mean_of(name: str, series: str, run: Run) -> float:
-    return float(run.data.values(name, series).mean())
+    return float(run.data.series(name, series).mean())
 
 
 def _inputs(run: Run) -> float:
@@ -271,7 +271,7 @@ _METRICS = (
     _recorded(
         "memory_usage",
         "Largest sum over replicas at one time.",
-        lambda run: float(run.data.values("memory_usage", POOLED).max()),
+        lambda run: float(run.data.series("memory_usage", POOLED).max()),
     ),
     *(
         _recorded(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from harness.analysis import placement
 from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.comparability import places, spread
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import DASH, TIMES, number, whole_interval, with_interval
 from harness.analysis.goodput import Best
@@ -50,7 +50,7 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
     has_modes = len({cell.sharing for cell in analysis.cells}) > 1 or any(
         cell.key.mps_limits or cell.key.time_slice for cell in analysis.cells
     )
-    has_places = placement.several(experiment.data.manifest for experiment in analysis.experiments)
+    has_places = any(len(places(run.data.manifest)) > 1 for run in analysis.experiments)
     columns: list[tuple[Column, Callable[[Cell], object]]] = [
         (Column("Replicas", "replicas"), lambda cell: cell.replicas)
     ]
@@ -59,7 +59,9 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
     if any(cell.condition for cell in analysis.cells):
         columns.append((Column("Condition", "condition", words=True), lambda cell: cell.condition))
     if has_places:
-        columns.append((Column("Where", "where", words=True), placement.of_cell))
+        columns.append(
+            (Column("Where", "where", words=True), lambda cell: spread(run.data.manifest for run in cell.used))
+        )
     columns += [
         (Column("Verdict", "verdict", words=True), lambda cell: Entry("", badge=cell.badge)),
         (Column("Runs", "runs"), _runs),

@@ -7,19 +7,19 @@ from harness.analysis.bottleneck import RULES, SAME_WITHIN, Cause, find
 IDLE = {
     "kernel_busy_share": 0.05, "copy_in_share": 0.01, "copy_out_share": 0.01, "idle_launch_share": 0.03,
     "idle_sync_share": 0.03, "idle_host_share": 0.03, "kernels_per_request": 100.0, "kernel_mean_s": 5e-6,
-    "gpu_sm_active_percent": 4.0, "gpu_dram_active_percent": 1.0, "gpu_power_cap_share": 0.0, "process_cpu_cores": 1.0,
+    "gpu_sm_active": 4.0, "gpu_dram_active_percent": 1.0, "gpu_power_capped": 0.0, "cpu_usage": 1.0,
 }  # fmt: skip
-BUSY = IDLE | {"kernel_busy_share": 0.97, "gpu_sm_active_percent": 95.0, "idle_launch_share": 0.0}
+BUSY = IDLE | {"kernel_busy_share": 0.97, "gpu_sm_active": 95.0, "idle_launch_share": 0.0}
 PLANTED = {
     Cause.HOST: IDLE | {"idle_host_share": 0.9},
     Cause.COPY: IDLE | {"copy_in_share": 0.9},
-    Cause.LAUNCHES: IDLE | {"idle_launch_share": 0.5, "kernel_busy_share": 0.4, "gpu_sm_active_percent": 1.0},
+    Cause.LAUNCHES: IDLE | {"idle_launch_share": 0.5, "kernel_busy_share": 0.4, "gpu_sm_active": 1.0},
     Cause.MEMORY: BUSY | {"gpu_dram_active_percent": 88.0},
     Cause.COMPUTE: BUSY | {"gpu_dram_active_percent": 20.0},
-    Cause.POWER: BUSY | {"gpu_dram_active_percent": 20.0, "gpu_power_cap_share": 0.98},
+    Cause.POWER: BUSY | {"gpu_dram_active_percent": 20.0, "gpu_power_capped": 98.0},
     Cause.SYNC: IDLE | {"idle_sync_share": 0.7, "copy_out_share": 0.15},
 }
-ON_THE_CPU = {"process_cpu_cores": 2.0, "host_cpu_percent": 99.0}
+ON_THE_CPU = {"cpu_usage": 2.0, "host_cpu_percent": 99.0}
 
 
 @pytest.mark.parametrize("cause", Cause)
@@ -48,13 +48,13 @@ def test_causes_that_differ_by_little_are_named_together():
 
 
 def test_half_of_the_readings_at_the_power_cap_is_a_tie_of_compute_and_power():
-    finding = find(PLANTED[Cause.POWER] | {"gpu_power_cap_share": 0.5}, {})
+    finding = find(PLANTED[Cause.POWER] | {"gpu_power_capped": 50.0}, {})
 
     assert set(finding.causes) == {Cause.COMPUTE, Cause.POWER}
 
 
 def test_nothing_is_named_where_nothing_dominates():
-    even = IDLE | {"kernel_busy_share": 0.2, "gpu_sm_active_percent": 20.0, "gpu_dram_active_percent": 9.0}
+    even = IDLE | {"kernel_busy_share": 0.2, "gpu_sm_active": 20.0, "gpu_dram_active_percent": 9.0}
     even |= {"idle_host_share": 0.2, "copy_in_share": 0.2, "idle_launch_share": 0.2, "idle_sync_share": 0.19}
 
     finding = find(even, {})
@@ -64,7 +64,7 @@ def test_nothing_is_named_where_nothing_dominates():
 
 
 def test_without_a_gpu_it_cannot_be_told_and_the_reasons_are_given():
-    reasons = {"kernel_busy_share": "the workload ran without a GPU", "gpu_sm_active_percent": "no driver"}
+    reasons = {"kernel_busy_share": "the workload ran without a GPU", "gpu_sm_active": "no driver"}
 
     finding = find(ON_THE_CPU, reasons)
 
@@ -79,7 +79,7 @@ def test_without_a_gpu_it_cannot_be_told_and_the_reasons_are_given():
 def test_a_busy_gpu_without_activity_figures_is_not_judged():
     figures = {name: value for name, value in PLANTED[Cause.COMPUTE].items() if "_active_" not in name}
 
-    finding = find(figures, {"gpu_sm_active_percent": "this GPU has no performance monitoring"})
+    finding = find(figures, {"gpu_sm_active": "this GPU has no performance monitoring"})
 
     assert finding.causes == ()
     assert any("no performance monitoring" in sentence for sentence in finding.missing)
@@ -106,9 +106,9 @@ def test_a_full_gpu_is_judged_without_a_trace_as_it_could_not_change_the_answer(
 
 
 def test_a_missing_power_reading_leaves_compute_and_power_open():
-    figures = {name: value for name, value in PLANTED[Cause.COMPUTE].items() if name != "gpu_power_cap_share"}
+    figures = {name: value for name, value in PLANTED[Cause.COMPUTE].items() if name != "gpu_power_capped"}
 
-    finding = find(figures, {"gpu_power_cap_share": "the driver did not say"})
+    finding = find(figures, {"gpu_power_capped": "the driver did not say"})
 
     assert finding.causes == ()
-    assert finding.missing == ("gpu_power_cap_share: the driver did not say.",)
+    assert finding.missing == ("gpu_power_capped: the driver did not say.",)
