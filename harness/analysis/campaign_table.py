@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, MeasuredRun
@@ -33,13 +34,8 @@ class ParquetColumn:
 
 
 def _figure(metric: ResultMetric) -> ParquetColumn:
-    return ParquetColumn(
-        metric.column,
-        "double",
-        metric.unit,
-        f"{metric.title}. {metric.how}",
-        lambda experiment: experiment.measured.figures.get(metric.name),
-    )
+    about = f"{metric.title}. {metric.how}"
+    return ParquetColumn(metric.column, "double", metric.unit, about, lambda run: run.measured.figures.get(metric.name))
 
 
 def _missing(experiment: MeasuredRun) -> str:
@@ -51,8 +47,10 @@ def _missing(experiment: MeasuredRun) -> str:
     return json.dumps(reasons, ensure_ascii=False)
 
 
-def _about(name: str, kind: str, unit: str, description: str, value: Callable[[Manifest], Any]) -> ParquetColumn:
-    return ParquetColumn(name, kind, unit, description, lambda experiment: value(experiment.data.manifest))
+def _about(name: str, kind: str, unit: str, description: str, value: str | Callable[[Manifest], Any]) -> ParquetColumn:
+    """One that the manifest gives: by a path of attributes, or by a function."""
+    of_manifest = attrgetter(value) if isinstance(value, str) else value
+    return ParquetColumn(name, kind, unit, description, lambda run: of_manifest(run.data.manifest))
 
 
 def _lowest(values: Iterable[float | None]) -> float | None:
@@ -67,27 +65,25 @@ def _share_percent(experiment: ExperimentSpec) -> float | None:
 
 
 _ABOUT = (
-    _about("campaign", "string", "", "Name of its folder.", lambda made: made.campaign),
-    _about("experiment", "string", "", "Its id, and the name of its folder.", lambda made: made.experiment_id),
-    _about("workload", "string", "", "Name of the workload.", lambda made: made.experiment.workload.name),
-    _about("replicas", "int64", "", "Replicas that ran at the same time.", lambda made: made.experiment.replicas),
-    _about("sharing", "string", "", "Sharing mode.", lambda made: made.experiment.sharing.value),
-    _about(
-        "condition", "string", "", "Empty where the campaign names none.", lambda made: made.experiment.condition_name
-    ),
+    _about("campaign", "string", "", "Name of its folder.", "campaign"),
+    _about("experiment", "string", "", "Its id, and the name of its folder.", "experiment_id"),
+    _about("workload", "string", "", "Name of the workload.", "experiment.workload.name"),
+    _about("replicas", "int64", "", "Replicas that ran at the same time.", "experiment.replicas"),
+    _about("sharing", "string", "", "Sharing mode.", "experiment.sharing.value"),
+    _about("condition", "string", "", "Empty where the campaign names none.", "experiment.condition_name"),
     _about(
         "mps_limits",
         "string",
         "",
         "What MPS allows each replica: share of the multiprocessors, memory; empty where it sets no limit.",
-        lambda made: made.experiment.cell.mps_limits,
+        "experiment.cell.mps_limits",
     ),
     _about(
         "time_slice",
         "string",
         "",
         "How long a process has the GPU under time-slicing before the next one; empty where the campaign does not say.",
-        lambda made: made.experiment.cell.time_slice,
+        "experiment.cell.time_slice",
     ),
     _about(
         "mps_share_percent",
@@ -96,15 +92,15 @@ _ABOUT = (
         "The same share in percent, N being the replicas on a GPU; null under other modes.",
         lambda made: _share_percent(made.experiment),
     ),
-    _about("repeat", "int64", "", "Which repeat, from 1.", lambda made: made.experiment.repeat),
-    _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", lambda made: made.verdict.status.value),
+    _about("repeat", "int64", "", "Which repeat, from 1.", "experiment.repeat"),
+    _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", "verdict.status.value"),
     _about("verdict_reasons", "string", "", "Why it is not VALID.", lambda made: "; ".join(made.verdict.reasons)),
-    ParquetColumn("used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", lambda run: run.used),
+    ParquetColumn("used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", attrgetter("used")),
     _about("recording_start", _TIME, "UTC", "First row of the recording.", lambda made: round(made.start_s * 1000)),
     ParquetColumn(
         "recording_seconds", "double", "s", "From the first row to the last.", lambda run: max(0, run.data.duration_s)
     ),
-    _about("batch_size", "int64", "", "Inputs in one request.", lambda made: made.experiment.workload.batch_size),
+    _about("batch_size", "int64", "", "Inputs in one request.", "experiment.workload.batch_size"),
     *(
         _about(name, "string", "", description, MACHINE[key])
         for name, key, description in (
@@ -128,19 +124,11 @@ _ABOUT = (
         "The lowest of those GPUs.",
         lambda made: _lowest(gpu.clock_sm_max_mhz for gpu in made.gpus),
     ),
-    _about("cpus", "int64", "", "CPUs that the harness may use.", lambda made: made.provenance.host.cpus),
-    _about(
-        "host_memory_bytes", "int64", "bytes", "Memory of the machine.", lambda made: made.provenance.host.memory_bytes
-    ),
-    _about("kernel", "string", "", "Of the machine.", lambda made: made.provenance.host.kernel),
-    _about("harness_version", "string", "", "Of this harness.", lambda made: made.provenance.software.harness),
-    _about(
-        "git_commit",
-        "string",
-        "",
-        "Of its checkout; null without one.",
-        lambda made: made.provenance.software.git_commit,
-    ),
+    _about("cpus", "int64", "", "CPUs that the harness may use.", "provenance.host.cpus"),
+    _about("host_memory_bytes", "int64", "bytes", "Memory of the machine.", "provenance.host.memory_bytes"),
+    _about("kernel", "string", "", "Of the machine.", "provenance.host.kernel"),
+    _about("harness_version", "string", "", "Of this harness.", "provenance.software.harness"),
+    _about("git_commit", "string", "", "Of its checkout; null without one.", "provenance.software.git_commit"),
 )
 
 COLUMNS: tuple[ParquetColumn, ...] = (
@@ -168,8 +156,7 @@ def to_parquet(analysis: CampaignAnalysis) -> bytes:
         [(column.name, types.get(column.kind, pa.timestamp("ms", "UTC"))) for column in COLUMNS],
         metadata={DICTIONARY: json.dumps(dictionary(), ensure_ascii=False)},
     )
-    columns = [[column.value(experiment) for experiment in analysis.experiments] for column in COLUMNS]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    rows = [{column.name: column.value(run) for column in COLUMNS} for run in analysis.experiments]
     content = io.BytesIO()
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), content, compression="zstd")
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), content, compression="zstd")
     return content.getvalue()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.axes import families
-from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun
+from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import with_interval
 from harness.analysis.goodput import bests
@@ -31,46 +31,31 @@ from harness.results.published import SUFFIX
 from harness.spec.sharing import mode_in_words
 
 FORMAT = 2
-CELL = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice")
-_HEAD = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice", "verdict")
+CELL = ConfigurationKey._fields
+_HEAD = (*CELL, "verdict")
 HEADLINE = ("throughput", "latency_p50_exact", "latency_p99_exact", "energy", *STREAM_HEADLINE)
 COLUMNS = (
-    "workload",
-    "sharing",
-    "replicas",
-    "measure",
-    "unit",
-    "mean",
-    "ci95_low",
-    "ci95_high",
-    "cv",
-    "runs",
-    "verdict",
-    "reason",
-    "condition",
-    "mps_limits",
-    "time_slice",
-    "device",
+    *("workload", "sharing", "replicas"),
+    *("measure", "unit", "mean", "ci95_low", "ci95_high", "cv", "runs", "verdict", "reason"),
+    *("condition", "mps_limits", "time_slice", "device"),
 )
 """``device`` is ``CPU`` where no replica was on a GPU, so that its sharing mode shared none; else empty."""
 
 
 def table(analysis: CampaignAnalysis) -> Table:
     """One line per configuration and metric; what is missing has its reason and no number."""
-    return Table([Column(name) for name in COLUMNS], list(_rows(analysis)))
-
-
-def _rows(analysis: CampaignAnalysis) -> Iterator[list[str | float | None]]:
+    rows = []
     for cell in analysis.cells:
+        key = cell.key
         for name, unit, estimate in _lines(cell):
-            head = (cell.workload, cell.sharing, cell.replicas, name, unit)
-            tail = (cell.condition, cell.key.mps_limits, cell.key.time_slice, "CPU" if cell.mode_shown == "CPU" else "")
-            if estimate is None:
-                reason = cell.absent.get(name, "no run can be used")
-                yield [*head, None, None, None, None, 0, cell.badge, reason, *tail]
-                continue
-            numbers = (estimate.mean, estimate.low, estimate.high, estimate.cv)
-            yield [*head, *numbers, estimate.n, cell.badge, estimate.note, *tail]
+            numbers: list[float | None] = [None, None, None, None, 0]
+            if estimate is not None:
+                numbers = [estimate.mean, estimate.low, estimate.high, estimate.cv, estimate.n]
+            reason = cell.absent.get(name, "no run can be used") if estimate is None else estimate.note
+            device = "CPU" if cell.mode_shown == "CPU" else ""
+            head = (key.workload, key.sharing, key.replicas, name, unit)
+            rows.append([*head, *numbers, cell.badge, reason, key.condition, key.mps_limits, key.time_slice, device])
+    return Table([Column(name) for name in COLUMNS], rows)
 
 
 def to_json(analysis: CampaignAnalysis) -> str:
@@ -91,11 +76,10 @@ def to_json(analysis: CampaignAnalysis) -> str:
 
 def headline(analysis: CampaignAnalysis) -> list[dict[str, Any]]:
     """The few figures of each cell that a terminal has room for, or the reasons why there are none; as in ``to_json``."""
-    cells = [_cell_document(cell) for cell in analysis.cells]
     return [
         {name: cell[name] for name in _HEAD}
         | {kind: {name: cell[kind][name] for name in HEADLINE if name in cell[kind]} for kind in ("measures", "absent")}
-        for cell in cells
+        for cell in map(_cell_document, analysis.cells)
     ]
 
 
@@ -107,40 +91,27 @@ def _lines(cell: Cell) -> Iterator[tuple[str, str, Estimate | None]]:
 
 
 def _cell_document(cell: Cell) -> dict[str, Any]:
+    lines = [(name, unit, estimate) for name, unit, estimate in _lines(cell) if estimate is not None]
     return {
-        "workload": cell.workload,
-        "sharing": cell.sharing,
-        "replicas": cell.replicas,
-        "condition": cell.condition,
-        "mps_limits": cell.key.mps_limits,
-        "time_slice": cell.key.time_slice,
+        **cell.key._asdict(),
         "verdict": cell.badge,
         "runs": [experiment.name for experiment in cell.used],
         "left_out": [experiment.name for experiment in cell.experiments if not experiment.used],
         "planned": cell.planned,
-        "measures": {
-            name: {"unit": unit, **dataclasses.asdict(estimate)}
-            for name, unit, estimate in _lines(cell)
-            if estimate is not None
-        },
+        "measures": {name: {"unit": unit, **dataclasses.asdict(estimate)} for name, unit, estimate in lines},
         "absent": cell.absent,
     }
 
 
 def _experiment_document(experiment: MeasuredRun) -> dict[str, Any]:
-    measured, manifest = experiment.measured, experiment.data.manifest
+    measured = dataclasses.asdict(experiment.measured)
     return {
         "experiment": experiment.name,
-        "verdict": manifest.verdict.model_dump(mode="json"),
+        "verdict": experiment.data.manifest.verdict.model_dump(mode="json"),
         "used": experiment.used,
         "damage": experiment.damage,
-        "figures": measured.figures,
-        "absent": measured.absent,
-        "replica_throughput": measured.replica_throughput,
-        "throughput_within_run": None if measured.within is None else dataclasses.asdict(measured.within),
-        "steady": None if measured.steady is None else dataclasses.asdict(measured.steady),
-        "loads": {name: state.value for name, state in measured.loads.items()},
-        "notes": measured.notes,
+        "throughput_within_run": measured.pop("within"),
+        **measured,
     }
 
 
@@ -148,14 +119,9 @@ def _overheads(interference: Interference | None) -> list[dict[str, Any]]:
     """One object per configuration, condition and metric."""
     if interference is None:
         return []
+    about = {"baseline": interference.baseline, "limit_percent": interference.limit_percent}
     return [
-        {
-            **key._asdict(),
-            "baseline": interference.baseline,
-            "limit_percent": interference.limit_percent,
-            "measure": name,
-            **_overhead(overhead),
-        }
+        {**key._asdict(), **about, "measure": name, **_overhead(overhead)}
         for key, by_metric in interference.overheads.items()
         for name, overhead in by_metric.items()
     ]
@@ -176,12 +142,7 @@ def _overhead(overhead: Overhead | str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the campaigns in a folder measured.
-
-    Attributes:
-        rows: lines of their ``summary.csv``, one configuration's figures each, with ``campaign``.
-        refused: name of a campaign or archive to the reason why it is not there.
-    """
+    """What the campaigns in a folder measured: a row of texts per configuration, and why a campaign or archive is not there."""
 
     rows: list[dict[str, str]]
     refused: dict[str, str]
@@ -211,58 +172,41 @@ _LARGEST, _LARGEST_SUMMARY = 2**32, 2**24
 def index(folder: Path) -> Index:
     """All campaigns and published sets directly in a folder, as their summaries say; none is measured again.
 
-    Raises:
-        ResultsPathError: it is no folder, or holds no campaign with a summary.
-        StorageError: it cannot be read.
+    Raises ResultsPathError where it is no folder or holds no campaign with a summary, StorageError where it cannot be read.
     """
     with storage_errors(folder, "read"):
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
         campaigns = [path for path in paths if path.name.endswith(SUFFIX) or (path / CAMPAIGN_JSON).is_file()]
-    table = Index([], {})
+    listed = Index([], {})
     for path in campaigns:
         try:
-            table.rows.extend(_index_rows(path))
+            listed.rows.extend(_index_rows(path))
         except (ValueError, KeyError, EOFError, tarfile.TarError, lzma.LZMAError, StorageError) as error:
-            table.refused[path.name] = f"its {SUMMARY_CSV} cannot be read ({error})"
-    if not table.rows:
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in table.refused.items()) or "it holds none"
+            listed.refused[path.name] = f"its {SUMMARY_CSV} cannot be read ({error})"
+    if not listed.rows:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in listed.refused.items()) or "it holds none"
         raise ResultsPathError(
             f"{folder} has no campaign with a summary: {printable(reasons)}.",
             advice="Give the folder of campaigns or archives; `harness report` writes the summary of a campaign.",
         )
-    table.rows.sort(key=lambda row: (row["workload"], row["campaign"], -float(row["order"])))
-    return table
+    listed.rows.sort(key=lambda row: (row["workload"], row["campaign"], -float(row["order"])))
+    return listed
 
 
 def _index_rows(path: Path) -> Iterator[dict[str, str]]:
     lines = list(csv.DictReader(io.StringIO(_summary_of(path).decode())))
-    for key, group in itertools.groupby(lines, key=lambda line: tuple(line.get(name, "") for name in CELL)):
+    for key, group in itertools.groupby(lines, key=lambda line: [line.get(name, "") for name in CELL]):
         by_metric = {line["measure"]: line for line in group}
-        known = {
-            name: Estimate(float(line["mean"]), _float(line["ci95_low"]), _float(line["ci95_high"]), 1, None)
-            for _, name, _ in _INDEXED
-            if (line := by_metric.get(name)) and line["mean"]
-        }
-        first = next(iter(by_metric.values()))
-        shown = {name: with_interval(known[name], unit) if name in known else "" for _, name, unit in _INDEXED}
-        cell = dict(zip(CELL, key, strict=True))
-        shown_mode = mode_in_words(cell["sharing"], cell["mps_limits"], cell["time_slice"])
-        cell["sharing"] = first.get("device") or shown_mode
-        rate = by_metric.get("throughput", {})
-        yield (
-            cell
-            | shown
-            | {
-                "runs": rate.get("runs", ""),
-                "verdict": first["verdict"],
-                "campaign": path.name,
-                "order": str(known["throughput"].mean if "throughput" in known else 0.0),
-            }
-        )
-
-
-def _float(text: str) -> float | None:
-    return float(text) if text else None
+        first, cell = next(iter(by_metric.values())), dict(zip(CELL, key, strict=True))
+        mode = mode_in_words(cell["sharing"], cell["mps_limits"], cell["time_slice"])
+        row = {**cell, "sharing": first.get("device") or mode, "verdict": first["verdict"], "campaign": path.name}
+        row["runs"] = by_metric.get("throughput", {}).get("runs", "")
+        row["order"] = by_metric.get("throughput", {}).get("mean") or "0"
+        for _, name, unit in _INDEXED:
+            line = by_metric.get(name, {})
+            mean, low, high = (float(line[end]) if line.get(end) else None for end in ("mean", "ci95_low", "ci95_high"))
+            row[name] = "" if mean is None else with_interval(Estimate(mean, low, high, 1, None), unit)
+        yield row
 
 
 def _summary_of(path: Path) -> bytes:

@@ -211,16 +211,15 @@ def gather(
 ) -> Comparison:
     """Read campaigns and sort what they measured into the sides of a comparison; ``read`` gives the analysis of a folder.
 
-    Args:
-    by: one of ``By``; None: campaigns when several measured the same, else sharing modes, else conditions. Unless campaigns or
-    conditions are asked for, one campaign with conditions among others without stands beside them.
-    unlike: compare even what was measured on unlike machines.
+    ``by``: one of ``By``; None: campaigns when several measured the same, else sharing modes, else conditions. Unless campaigns or
+    conditions are asked for, one campaign with conditions among others without stands beside them. ``unlike``: compare even what
+    was measured on unlike machines.
 
     Raises:
-    UsageError: the same campaign twice, or sides that cannot be.
-    UnlikeResultsError: the machines differ, and ``unlike`` is not set.
-    ResultsPathError: one of the folders is no campaign, or none has a run that can be used.
-    StorageError: a file cannot be read.
+        UsageError: the same campaign twice, or sides that cannot be.
+        UnlikeResultsError: the machines differ, and ``unlike`` is not set.
+        ResultsPathError: one of the folders is no campaign, or none has a run that can be used.
+        StorageError: a file cannot be read.
     """
     if by is not None and by not in set(By):
         raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")

@@ -165,10 +165,8 @@ def reproduction(
     """Hold every published cell against the same cell of the campaign that ran again, and of those with its further repeats (``more``).
 
     ``within``: relative difference that counts as none, e.g. 0.1 for 10 %. ``measures``: what is compared, where the published cell
-    has it; None: those of COMPARED.
-
-    Raises:
-    UsageError: a tolerance or a measure that cannot be, or campaigns without a cell in common.
+    has it; None: those of COMPARED. Raises UsageError for a tolerance or a measure that cannot be, or campaigns without a cell in
+    common.
     """
     measures = wanted(published, measures, within=within)
     here = {cell.key: cell for cell in again.cells}

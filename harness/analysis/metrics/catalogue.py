@@ -7,7 +7,7 @@ A new one is a function of ``Run`` and a line here. What is recorded row by row 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -55,14 +55,9 @@ _BARE = {"ratio", "index"}
 class ResultMetric:
     """One metric of a result.
 
-    Attributes:
-        name: key in tables, e.g. ``latency_p95_exact``.
-        title: for people.
-        unit: of the value.
-        how: how it is computed, in one sentence.
-        compute: of a run, in ``unit``; None: of several runs, by their configuration.
-        higher_is_better: None: neither way is.
-        short: title of a narrow column; empty: ``title``.
+    ``name``: key in tables, e.g. ``latency_p95_exact``. ``how``: how it is computed, in one sentence. ``compute``: of a run, in
+    ``unit``; None: of several runs, by their configuration. ``higher_is_better``: None: neither way is. ``short``: title of a narrow
+    column; empty: ``title``. ``of``: whether the runs of an experiment have it; None: those of every experiment.
     """
 
     name: str
@@ -72,6 +67,7 @@ class ResultMetric:
     compute: Callable[[Run], float] | None
     higher_is_better: bool | None = None
     short: str = ""
+    of: Callable[[ExperimentSpec], bool] | None = None
 
     @property
     def heading(self) -> str:
@@ -281,68 +277,66 @@ _METRICS = (
     ),
 )
 
-METRICS: Mapping[str, ResultMetric] = {metric.name: metric for metric in _METRICS}
-"""Those of every run by name, in the order of tables."""
 
-OF_OBJECTIVE = {
-    "goodput": _more(
+def _has_objective(experiment: ExperimentSpec) -> bool:
+    return experiment.slo is not None
+
+
+def _publishes(name: str, experiment: ExperimentSpec) -> bool:
+    return name in experiment.metrics
+
+
+def _streams(experiment: ExperimentSpec) -> bool:
+    """Whether the answers are streams of tokens."""
+    server = experiment.workload.server
+    return server is not None and server.streams
+
+
+_OWN = (
+    _more(
         "goodput",
         "Goodput",
         "requests/s",
         "Requests per second that met every limit of the objective by themselves.",
         lambda run: run.judged.goodput_per_s,
-    )
-}
-"""Of campaigns with an objective (`slo`)."""
-
-OF_STREAMS: Mapping[str, ResultMetric] = {
-    metric.name: metric
-    for metric in (
-        *(_exact(what, percent) for what in _OF_TOKENS for percent in _PERCENTS),
-        _more(
-            "output_tokens_per_s",
-            "Output tokens",
-            "tokens/s",
-            "Tokens of the answers that ended well within the recording, per second.",
-            lambda run: run.data.requests.tokens_per_s("output_tokens"),
-        ),
-    )
-}
-"""Of servers whose answers are streams of tokens."""
-STREAM_HEADLINE = (
-    "ttft_p50_exact",
-    "ttft_p99_exact",
-    "itl_p50_exact",
-    "itl_p99_exact",
-    "tpot_p50_exact",
-    "tpot_p99_exact",
+        of=_has_objective,
+    ),
+    *(replace(_exact(what, percent), of=_streams) for what in _OF_TOKENS for percent in _PERCENTS),
+    _more(
+        "output_tokens_per_s",
+        "Output tokens",
+        "tokens/s",
+        "Tokens of the answers that ended well within the recording, per second.",
+        lambda run: run.data.requests.tokens_per_s("output_tokens"),
+        of=_streams,
+    ),
+    *(
+        replace(
+            _recorded(
+                name,
+                "Mean over the rows of all replicas together; the workload says it itself.",
+                partial(_mean_of, name, POOLED),
+            ),
+            of=partial(_publishes, name),
+        )
+        for name, metric in CATALOGUE.items()
+        if name not in STANDARD
+        and metric.level is not Level.DEVICE
+        and name != "inputs_per_second"  # ``inputs`` says the same, from counts
+    ),
+    *(
+        ResultMetric(name, *traced, {"accuracy": True, "loss": False}.get(name), of=lambda run: run.workload.trace)
+        for name, traced in TRACED.items()
+    ),
 )
-"""Those that a summary begins with."""
 
-PUBLISHED: Mapping[str, ResultMetric] = {
-    name: _recorded(
-        name,
-        "Mean over the rows of all replicas together; the workload says it itself.",
-        partial(_mean_of, name, POOLED),
-    )
-    for name, metric in CATALOGUE.items()
-    if name not in STANDARD
-    and metric.level is not Level.DEVICE
-    and name != "inputs_per_second"  # ``inputs`` says the same, from counts
-}
-"""Those that only some workloads have, by name: the means of the recorded metrics that they publish themselves."""
-
-OF_TRACED: Mapping[str, ResultMetric] = {
-    name: ResultMetric(name, title, unit, how, compute, {"accuracy": True, "loss": False}.get(name))
-    for name, (title, unit, how, compute) in TRACED.items()
-}
-"""Those of runs whose workload is traced."""
-
-OWN: Mapping[str, ResultMetric] = {**OF_OBJECTIVE, **OF_STREAMS, **PUBLISHED, **OF_TRACED}
+METRICS: Mapping[str, ResultMetric] = {metric.name: metric for metric in _METRICS}
+"""Those of every run by name, in the order of tables."""
+OWN: Mapping[str, ResultMetric] = {metric.name: metric for metric in _OWN}
 """Those that some runs have and others do not."""
-
 ALL: Mapping[str, ResultMetric] = {**METRICS, **OWN}
-"""All of them, by name."""
+STREAM_HEADLINE = tuple(f"{what}_{percent}_exact" for what in ("ttft", "itl", "tpot") for percent in ("p50", "p99"))
+"""Of streams, those that a summary begins with."""
 
 
 def exact_of(name: str) -> str:
@@ -352,14 +346,7 @@ def exact_of(name: str) -> str:
 
 def metrics_of(experiment: ExperimentSpec) -> list[ResultMetric]:
     """Those that its runs have, in the order of tables."""
-    server = experiment.workload.server
-    own = {
-        **(OF_OBJECTIVE if experiment.slo is not None else {}),
-        **(OF_STREAMS if server is not None and server.streams else {}),
-        **{name: PUBLISHED[name] for name in experiment.metrics if name in PUBLISHED},
-        **(OF_TRACED if experiment.workload.trace else {}),
-    }
-    return [*METRICS.values(), *own.values()]
+    return [metric for metric in ALL.values() if metric.of is None or metric.of(experiment)]
 
 
 OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {

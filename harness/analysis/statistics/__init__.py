@@ -34,15 +34,9 @@ _WIDEST = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, and how well it is known.
+    """A mean of ``n`` independent values, and how well it is known: the ends of its 95 % interval, None when there is none.
 
-    Attributes:
-        mean: of the ``n`` values, in their unit.
-        low: lower end of the 95 % interval; None when there is none.
-        high: upper end; None when there is none.
-        n: independent values behind it.
-        cv: coefficient of variation (standard deviation / mean); None below two values or at mean 0.
-        note: why there is no interval, or what weakens it; empty when there is nothing to say.
+    ``cv``: standard deviation / mean; None below two values or at mean 0. ``note``: why there is no interval, or what weakens it.
     """
 
     mean: float
@@ -81,12 +75,11 @@ def t_interval(values: Sequence[float], share: float = 1.0, least: float = -math
 
 
 def batch_means(values: Sequence[float]) -> Estimate:
-    """Mean of the rows of one run with an interval that allows for their autocorrelation.
+    """Mean of the rows of one run with an interval that allows for their autocorrelation; ``n`` is the number of batches.
 
-    Neighbouring rows resemble each other, so that n rows are far fewer than n facts. The run is cut into up to
-    20 batches of at least 4 rows, whose means count as the values; a left-over tail of rows is not used. Means that
-    still resemble their neighbours count as fewer (first-order autocorrelation, corrected for bias as Kendall 1954).
-    ``n`` is the number of batches. Raises ValueError without any value.
+    The run is cut into up to 20 batches of at least 4 rows, whose means count as the values; a left-over tail of rows is not
+    used. Means that still resemble their neighbours count as fewer (first-order autocorrelation, corrected for bias as
+    Kendall 1954). Raises ValueError without any value.
     """
     batches = min(BATCHES, len(values) // MIN_BATCH_ROWS)
     if batches < MIN_BATCHES:
@@ -96,22 +89,16 @@ def batch_means(values: Sequence[float]) -> Estimate:
         return Estimate(float(np.mean(values)), None, None, len(values), None, note)
     size = len(values) // batches
     means = np.asarray(values[: batches * size], dtype=float).reshape(batches, size).mean(axis=1)
-    mean, deviation = float(means.mean()), float(means.std())
-    correlation = (batches * lag_one(means) + 1) / (batches - 4)
-    half = _half_width(deviation, batches, min(max(correlation, _LEAST_CORRELATION), _MOST_CORRELATION))
+    mean, correlation = float(means.mean()), (batches * lag_one(means) + 1) / (batches - 4)
+    likely = min(max(correlation, _LEAST_CORRELATION), _MOST_CORRELATION)
+    inflation = (1 + likely) / (1 - likely)
+    freedom = batches - 1 if inflation <= 1 else max(batches / inflation, 1.0)
+    half = student(freedom) * float(means.std()) / math.sqrt(max(batches / inflation, 2.0) - 1)
     note = ""
     if (correlation > CORRELATED and len(values) < ROWS_TO_TELL) or correlation > _MOST_CORRELATION:
         note = f"neighbouring batches resemble each other (correlation {min(correlation, 1):.2f}): the true interval may be wider"
     cv = float(means.std(ddof=1)) / abs(mean) if mean else None
     return Estimate(mean, mean - half, mean + half, batches, cv, note)
-
-
-def _half_width(deviation: float, batches: int, correlation: float) -> float:
-    """Half of the 95 % interval of the mean of batches with this (population) deviation and autocorrelation."""
-    inflation = (1 + correlation) / (1 - correlation)
-    independent = max(batches / inflation, 2.0)
-    freedom = batches - 1 if inflation <= 1 else max(batches / inflation, 1.0)
-    return student(freedom) * deviation / math.sqrt(independent - 1)
 
 
 def lag_one(values: Floats) -> float:
@@ -129,7 +116,7 @@ def needed_for(quantile: float) -> int:
 def percentile(values: Floats, quantile: float, least: int | None = None) -> float:
     """Nearest-rank percentile: an observed value, the smallest that ``quantile`` of all do not exceed.
 
-    Raises ValueError when there are fewer values than ``least``, which is what ``needed_for`` says where it is not given.
+    Raises ValueError when there are fewer values than ``least``; None: than ``needed_for`` says.
     """
     needed = needed_for(quantile) if least is None else least
     if len(values) < needed:
@@ -139,10 +126,7 @@ def percentile(values: Floats, quantile: float, least: int | None = None) -> flo
 
 
 def jain(values: Sequence[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything.
-
-    Raises ValueError when there is nothing to share.
-    """
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything. Raises ValueError when there is nothing to share."""
     squares = sum(value * value for value in values)
     if not squares:
         raise ValueError("nothing was served, so there is nothing to share")
@@ -153,12 +137,8 @@ def jain(values: Sequence[float]) -> float:
 class LogRatio:
     """Logarithm of a ratio of two arms with its standard error: interval and p come from it, so that they never disagree.
 
-    Attributes:
-        centre: logarithm of the ratio.
-        error: standard error of that; None where there is none.
-        freedom: degrees of freedom of the error.
-        n: runs of the shorter arm, or pairs.
-        note: why there is no error; empty otherwise.
+    ``error``: None where there is none, for the reason in ``note``; ``freedom``: its degrees. ``n``: runs of the shorter arm, or
+    pairs.
     """
 
     centre: float
@@ -176,8 +156,8 @@ class LogRatio:
     def careful(self) -> LogRatio:
         """The same with the degrees of freedom of the shorter arm (Hsu 1938), for a p that is to be corrected.
 
-        The correction asks for p far below 5 %. There Welch's number, which is an estimate, errs: of families of five, three runs
-        against three with spreads of 5 and 0.5 %, 8 % hold a false alarm; with these 3 %.
+        For p far below 5 % Welch's number, which is an estimate, errs: of families of five, three runs against three with spreads of 5 and
+        0.5 %, 8 % hold a false alarm; with these 3 %.
         """
         return replace(self, freedom=min(self.freedom, max(self.n - 1, 1)))
 
@@ -193,9 +173,8 @@ class LogRatio:
 def unpaired(numerator: Sequence[float], denominator: Sequence[float], *, first: int | None = None) -> LogRatio:
     """Ratio of the means of independent runs (Welch's, on the logarithms by the delta method).
 
-    ``first``: the spread of so many runs of the numerator said how many it would take (Stein 1945): they alone give its
-    degrees of freedom, and its variance unless that of all runs is larger.
-    Raises ValueError when either is empty or a mean is not positive.
+    ``first``: the spread of so many runs of the numerator said how many it would take (Stein 1945): they alone give its degrees of
+    freedom, and its variance unless that of all runs is larger. Raises ValueError when either is empty or a mean is not positive.
     """
     top, bottom = t_interval(numerator), t_interval(denominator)
     if top.mean <= 0 or bottom.mean <= 0:
@@ -239,20 +218,11 @@ def ratio(
 def runs_needed(
     numerator: Sequence[float], denominator: Sequence[float], margin: float, most: int, share: float = 1.0
 ) -> int | None:
-    """Runs of the numerator, those there are included, until the interval of the ratio lies within ``margin`` of 1.
+    """Runs of the numerator, those there are included, until the interval of the ratio likely (95 %) lies within ``margin`` of 1.
 
-    That is likely (95 %) where the true ratio is 1. It follows from the spreads alone, so that who runs as many and then
-    looks errs no more often than the interval says (see ``ratio``, ``first``).
-
-    Args:
-        numerator: at least one, positive in the mean.
-        denominator: likewise.
-        margin: e.g. 0.1: from 1 / 1.1 to 1.1.
-        most: runs that there may be; the answer where they could do, but are not likely to.
-        share: see ``student``.
-
-    Returns:
-        None where ``most`` cannot do, whatever the ratio is.
+    That is so where the true ratio is 1. It follows from the spreads alone, so that who runs as many and then looks errs no more often
+    than the interval says. ``margin``: e.g. 0.1: from 1 / 1.1 to 1.1. ``most``: runs that there may be; the answer where they could
+    do, but are not likely to; None where they cannot, whatever the ratio is. ``share``: see ``student``.
     """
     known = ratio(numerator, denominator, share).low is not None
     spread = _spread(numerator, denominator) if known else None
@@ -288,10 +258,9 @@ def _spread(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | Non
 def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
     """Degrees of freedom of the difference of two means with these variances.
 
-    Welch's (Satterthwaite 1946), with one more term for arms of unlike length: the spread of the shorter arm is badly known,
-    and where it comes out small by chance, Welch's number is too large (he errs in 11 % of comparisons of 2 runs against 10,
-    in 7 % of 3 against 12). The term is 0 for equal lengths, and where one variance is all. Its weight is found by
-    simulation, see ``tests/benchmarks/statistics_coverage.py``.
+    Welch's (Satterthwaite 1946), with one more term for arms of unlike length: the spread of the shorter arm is badly known, and where
+    it comes out small by chance, Welch's number is too large (errs in 11 % of comparisons of 2 runs against 10). The term is 0 for
+    equal lengths, and where one variance is all; its weight is found by ``tests/benchmarks/statistics_coverage.py``.
     """
     (few, short), (many, long) = sorted([(runs - 1, first), (other_runs - 1, second)])
     share = short / (short + long)
@@ -303,11 +272,9 @@ def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
 class EffectSize:
     """What stands beside a test of two sets of runs.
 
-    Attributes:
-        mann_whitney_p: p of the exact Mann-Whitney test; None when one arm has a single run.
-        mann_whitney_floor: the smallest p that this many runs can give (0.1 for 3 against 3).
-        hedges_g: difference in standard deviations, corrected for few runs; None without spread.
-        cliffs_delta: share of pairs where b is larger minus where it is smaller, -1 to 1.
+    ``mann_whitney_p``: None when one arm has a single run; ``mann_whitney_floor``: the smallest p that this many runs can give (0.1 for
+    3 against 3). ``hedges_g``: in standard deviations, corrected for few runs; None without spread. ``cliffs_delta``: share of pairs
+    where b is larger minus where it is smaller.
     """
 
     mann_whitney_p: float | None
@@ -318,12 +285,14 @@ class EffectSize:
 
 def effect_size(a: Sequence[float], b: Sequence[float], share: float = 1.0) -> EffectSize:
     """Of b against a, at least one run each; ``share``: see ``student``, p-values are divided by it."""
-    pairs = np.sign(np.subtract.outer(np.asarray(b, dtype=float), np.asarray(a, dtype=float)))
-    delta = float(pairs.mean())
+    delta = float(np.sign(np.subtract.outer(np.asarray(b, dtype=float), np.asarray(a, dtype=float))).mean())
     if len(a) < 2 or len(b) < 2:
         return EffectSize(None, None, None, delta)
     exact, floor = (min(1.0, value / share) for value in (mann_whitney(a, b), 2 / math.comb(len(a) + len(b), len(a))))
-    return EffectSize(exact, floor, _hedges_g(a, b), delta)
+    freedom = len(a) + len(b) - 2
+    pooled = math.sqrt(((len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)) / freedom)
+    g = float((np.mean(b) - np.mean(a)) / pooled * (1 - 3 / (4 * freedom - 1))) if pooled else None
+    return EffectSize(exact, floor, g, delta)
 
 
 def student(freedom: float, share: float = 1.0) -> float:
@@ -334,19 +303,11 @@ def student(freedom: float, share: float = 1.0) -> float:
     return student_quantile(float(freedom), 1 - SIGNIFICANCE * share / 2)
 
 
-def _hedges_g(a: Sequence[float], b: Sequence[float]) -> float | None:
-    freedom = len(a) + len(b) - 2
-    pooled = math.sqrt(((len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)) / freedom)
-    if not pooled:
-        return None
-    return float((np.mean(b) - np.mean(a)) / pooled * (1 - 3 / (4 * freedom - 1)))
-
-
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values corrected for being looked at together, in the order given."""
-    adjusted = [0.0] * len(p_values)
-    running = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.asarray(p_values, dtype=float)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, scaled))
+    corrected: list[float] = adjusted.tolist()
+    return corrected

@@ -9,7 +9,7 @@ scalability law); Denning and Buzen 1978 (bounds of a closed system); Draper and
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,15 +23,10 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """A curve over replica counts.
+    """A curve over replica counts, from counts and positive parameters.
 
-    Attributes:
-        name: for people.
-        formula: in words and signs.
-        curve: counts and parameters to values; parameters are positive.
-        parameters: their names; the first is the value at one replica, or the level.
-        bounded: parameters that are at most 1.
-        shown: parameters without which it is another law: their intervals must lie above 0.
+    ``parameters``: their names; the first is the value at one replica, or the level. ``bounded``: those that are at most 1.
+    ``shown``: those without which it is another law: their intervals must lie above 0.
     """
 
     name: str
@@ -80,15 +75,10 @@ LATENCY_LAWS = (
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One law fitted.
+    """One law fitted, its parameters with 95 % intervals (Student's t on the linearised problem).
 
-    Attributes:
-        law: which.
-        parameters: with 95 % intervals (Student's t on the linearised problem).
-        fits: whether the measurements do not contradict it; None when that cannot be tested.
-        p: of the lack-of-fit test; None when there is none.
-        off: largest deviation of a measured mean from the curve, as a share of the curve.
-        residual: sum of squared logarithms.
+    ``fits``: whether the measurements do not contradict it, by the ``p`` of the lack-of-fit test; None when that cannot be tested.
+    ``off``: largest deviation of a measured mean from the curve, as a share of it. ``residual``: sum of squared logarithms.
     """
 
     law: Law
@@ -108,28 +98,18 @@ class Fit:
 class Scaling:
     """What the measurements say of a family of laws.
 
-    Attributes:
-        best: the simplest law that is not contradicted; None when every one is, or none can be tested.
-        nearest: the law with the least residual among those that can be tested; None when none can.
-        reason: why ``best`` is None.
-        advice: what to measure in order to know more; empty when nothing would help.
-        tried: every fit.
+    ``best``: the simplest that is not contradicted; None for the ``reason``. ``nearest``: that with the least residual among those
+    that can be tested. ``advice``: what to measure in order to know more; empty when nothing would help.
     """
 
     best: Fit | None
     nearest: Fit | None
     reason: str = ""
     advice: str = ""
-    tried: list[Fit] = field(default_factory=list)
 
 
 def scaling_law(runs: Mapping[int, Sequence[float]], laws: Sequence[Law] = THROUGHPUT_LAWS) -> Scaling:
-    """The simplest law that the runs do not contradict.
-
-    Args:
-        runs: replica count to the figure of every repeat, all positive.
-        laws: the simplest first.
-    """
+    """The simplest law, of those given from the simplest on, that the runs (by replica count, all positive) do not contradict."""
     counts = sorted(count for count, figures in runs.items() if figures)
     if len(counts) < 2:
         return Scaling(None, None, "it takes at least two replica counts", "Measure more counts in `replicas`.")
@@ -137,19 +117,19 @@ def scaling_law(runs: Mapping[int, Sequence[float]], laws: Sequence[Law] = THROU
     tested = [fit for fit in tried if fit.fits is not None]
     if not tested:
         reason = "nothing says how far a curve may be off, without repeats and more counts than it has parameters"
-        return Scaling(None, None, reason, "Measure more counts in `replicas`, with `repeats: 3`.", tried)
+        return Scaling(None, None, reason, "Measure more counts in `replicas`, with `repeats: 3`.")
     nearest = min(tested, key=lambda fit: fit.residual)
     fitting = [fit for fit in tested if fit.fits and all(fit.parameters[name].low for name in fit.law.shown)]
     if fitting:
         fewest = len(fitting[0].law.parameters)
         same = [fit for fit in fitting if len(fit.law.parameters) == fewest]
         least = min(fit.residual for fit in same) * (1 + _EQUAL)
-        return Scaling(next(fit for fit in same if fit.residual <= least), nearest, tried=tried)
+        return Scaling(next(fit for fit in same if fit.residual <= least), nearest)
     untested = [law.name for law in laws if law.name not in {fit.law.name for fit in tested}]
     advice = ""
     if untested:
         advice = f"More counts in `replicas` would test the laws that have too many parameters for these ({', '.join(untested)})."
-    return Scaling(None, nearest, f"none fits of {', '.join(fit.law.name for fit in tested)}", advice, tried)
+    return Scaling(None, nearest, f"none fits of {', '.join(fit.law.name for fit in tested)}", advice)
 
 
 def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -> Fit:
@@ -166,17 +146,16 @@ def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -
     )
     residual = 2 * cost
     means = np.array([np.mean(np.log(runs[count])) for count in counts])
-    curve = np.log(law.curve(np.array(counts, dtype=float), parameters))
-    scatter = residual - sum(
-        len(runs[count]) * gap**2 for count, gap in zip(counts, means - curve, strict=True)
-    )  # Of the repeats around their own mean.
+    gaps = means - np.log(law.curve(np.array(counts, dtype=float), parameters))
+    scatter = residual - sum(len(runs[count]) * gap**2 for count, gap in zip(counts, gaps, strict=True))
+    # ``scatter``: of the repeats around their own mean.
     p = _lack_of_fit(residual, max(scatter, 0.0), len(counts) - len(law.parameters), len(n) - len(counts))
     return Fit(
         law,
         _intervals(law, parameters, slopes, residual, len(n)),
         None if p is None else p >= SIGNIFICANCE,
         p,
-        float(np.max(np.abs(np.expm1(means - curve)))),
+        float(np.max(np.abs(np.expm1(gaps)))),
         residual,
     )
 
@@ -201,27 +180,20 @@ def _lack_of_fit(residual: float, scatter: float, freedom: int, repeats: int) ->
 
 
 def _intervals(law: Law, values: Floats, jacobian: Floats, residual: float, runs: int) -> dict[str, Estimate]:
-    freedom = runs - len(values)
-    information = jacobian.T @ jacobian
-    known = freedom > 0 and np.linalg.matrix_rank(information) == len(values)
-    if not known:
-        note = "as many parameters as runs" if freedom <= 0 else "the runs do not tell it from the other parameters"
-        return {
-            name: Estimate(float(value), None, None, runs, None, note)
-            for name, value in zip(law.parameters, values, strict=True)
-        }
-    spread = np.sqrt(np.diag(np.linalg.inv(information)) * residual / freedom)
-    half = student(freedom) * spread
-    return {
-        name: Estimate(
-            float(value),
-            max(0.0, float(value - width)),
-            min(1.0, float(value + width)) if name in law.bounded else float(value + width),
-            runs,
-            None,
-        )
-        for name, value, width in zip(law.parameters, values, half, strict=True)
-    }
+    freedom, information = runs - len(values), jacobian.T @ jacobian
+    note, halves = "", np.zeros(len(values))
+    if freedom <= 0:
+        note = "as many parameters as runs"
+    elif np.linalg.matrix_rank(information) < len(values):
+        note = "the runs do not tell it from the other parameters"
+    else:
+        halves = student(freedom) * np.sqrt(np.diag(np.linalg.inv(information)) * residual / freedom)
+    intervals = {}
+    for name, value, half in zip(law.parameters, values.tolist(), halves.tolist(), strict=True):
+        low, high = max(0.0, value - half), value + half
+        high = min(1.0, high) if name in law.bounded else high
+        intervals[name] = Estimate(value, None if note else low, None if note else high, runs, None, note)
+    return intervals
 
 
 def knee(fit: Fit) -> float | None:
@@ -235,8 +207,3 @@ def most_within(fit: Fit, limit: float, highest: int) -> int:
     """The largest count up to ``highest`` at which a rising curve is within the limit; 0 when it is beyond at once."""
     within = [count for count in range(1, highest + 1) if fit.at(count) <= limit * (1 + _EXACT)]
     return max(within, default=0)
-
-
-def spoken(fit: Fit) -> str:
-    """The law with its numbers, e.g. ``bottleneck, X(n) = min(r n, C)``."""
-    return f"{fit.law.name}, {fit.law.formula}"

@@ -2,12 +2,11 @@
 
 The recording is cut into 40 slices, up to 63, of equal length, which double in length as it grows, so that memory does not
 (dynamic batch means: Yeh and Schmeiser 2000). Each figure has one value per slice; its variance is that of a mean of
-autocorrelated values, with the autocorrelation of neighbours (first order, corrected for bias as Kendall 1954 does and
-raised by 0.6 of its standard error). Percentiles go through the share of requests below them and back (Woodruff 1952),
-with that same variance of the share; where every slice has requests enough for a percentile of its own, through those.
-Whoever looks often, and stops at the first narrow interval, picks the luckily
-narrow ones (Chow and Robbins 1965): looks are 10 % apart, and two in a row have to agree.
-``tests/benchmarks/stop_when_known.py`` holds the coverage of the intervals at the stop against series of known truth.
+autocorrelated values (first order, corrected for bias as Kendall 1954 does and raised by 0.6 of its standard error). Percentiles
+go through the share of requests below them and back (Woodruff 1952); where every slice has requests enough for a percentile of its
+own, through those. Whoever looks often, and stops at the first narrow interval, picks the luckily narrow ones (Chow and Robbins
+1965): looks are 10 % apart, and two in a row have to agree. ``tests/benchmarks/stop_when_known.py`` holds the coverage of the
+intervals at the stop against series of known truth.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ _Counts = npt.NDArray[np.int64]
 class Requests:
     """The requests of one recording so far, in constant memory.
 
-    Args:
-        slice_s: length of a slice at the beginning, seconds; a 40th of the shortest recording.
-        counters: replicas whose whole requests make the rate that will be reported: where they are few, the rounding
-            at both ends is part of what is not known of it. 0 where the rate reported is the one that is estimated here.
+    ``slice_s``: length of a slice at the beginning, a 40th of the shortest recording. ``counters``: replicas whose whole requests make
+    the rate that will be reported: where they are few, the rounding at both ends is part of what is not known of it; 0 where the rate
+    reported is the one that is estimated here.
     """
 
     def __init__(self, slice_s: float, *, counters: int = 0) -> None:
@@ -77,13 +75,10 @@ class Requests:
         self._longest_s = 0.0
 
     def add(self, ends_s: Floats, latencies_s: Floats, *, until_s: float) -> None:
-        """Take requests that ended since the last call.
+        """Take requests that ended since the last call; ``until_s``: seconds recorded so far.
 
-        Args:
-            ends_s: when each ended, seconds since the start of the recording, from 0; those after ``until_s`` count
-                only with what they had done of themselves by then.
-            latencies_s: of the same requests, seconds.
-            until_s: seconds recorded so far.
+        ``ends_s``: seconds since the start of the recording, from 0; those after ``until_s`` count only with what they had done of
+        themselves by then. ``latencies_s``: of the same requests.
         """
         while until_s >= MAX_SLICES * self._slice_s:
             self._join_neighbours()
@@ -98,10 +93,8 @@ class Requests:
     def estimates(self, metrics: Sequence[str], *, over: bool = False) -> dict[str, Estimate]:
         """Each wanted figure with its interval, from the whole slices so far; see ``Estimate.note`` where there is none.
 
-        Args:
-            metrics: their names.
-            over: the recording is over, and the requests that were in flight at its end have been taken, too;
-                while it lasts, what they have done of themselves is seen when they end.
+        ``over``: the recording is over, and the requests that were in flight at its end have been taken, too; while it lasts, what they
+        have done of themselves is seen when they end.
         """
         settled_s = self._until_s - (0.0 if over else self._longest_s)
         whole = max(int(settled_s / self._slice_s * (1 + 1e-9)), 0)
@@ -111,16 +104,14 @@ class Requests:
         if whole < MIN_SLICES or requests < MIN_REQUESTS:
             note = f"{requests} requests in {self._until_s:g} s are too few to say"
             return {name: Estimate(math.nan, None, None, whole, None, note) for name in metrics}
+        # A counter is wrong by up to 1 at either end: half of the 95 % interval of what that does to the rate.
+        rounding = student(math.inf) * math.sqrt(self._counters / 6) / self._until_s
         return {
             name: _percentile(histograms, counts, QUANTILES[name])
             if name in QUANTILES
-            else _throughput(self._work[:whole] / self._slice_s, self._rounding())
+            else _throughput(self._work[:whole] / self._slice_s, rounding)
             for name in metrics
         }
-
-    def _rounding(self) -> float:
-        """Half of the 95 % interval of what rounding does to the rate: a counter is wrong by up to 1 at either end."""
-        return student(math.inf) * math.sqrt(self._counters / 6) / self._until_s
 
     def _join_neighbours(self) -> None:
         joined = self._histograms[::2] + self._histograms[1::2]
@@ -133,9 +124,7 @@ class Requests:
 def half_width(values: Floats, caution: float = CAUTION) -> float:
     """Half of the 95 % interval of the mean of autocorrelated values, in their unit.
 
-    Args:
-        values: one per slice, at least 32.
-        caution: standard errors by which the autocorrelation is raised.
+    ``values``: one per slice, at least 32. ``caution``: standard errors by which the autocorrelation is raised.
     """
     count = len(values)
     deviation = float(np.std(values))
@@ -161,10 +150,7 @@ def relative_half_width(estimate: Estimate) -> float:
 class Looks:
     """When to look at a growing recording, and when to believe what is seen.
 
-    Args:
-        first_s: seconds recorded before the first look.
-        metrics: the figures wanted.
-        target: relative half-width at which a figure is known.
+    ``first_s``: seconds recorded before the first look. ``target``: relative half-width at which a figure is known.
     """
 
     def __init__(self, first_s: float, metrics: Sequence[str], target: float) -> None:

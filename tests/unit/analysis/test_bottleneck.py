@@ -77,7 +77,7 @@ def test_without_a_gpu_it_cannot_be_told_and_the_reasons_are_given():
 
 
 def test_a_busy_gpu_without_activity_figures_is_not_judged():
-    figures = {name: value for name, value in PLANTED[Cause.COMPUTE].items() if "_active_" not in name}
+    figures = {name: value for name, value in PLANTED[Cause.COMPUTE].items() if "_active" not in name}
 
     finding = find(figures, {"gpu_sm_active": "this GPU has no performance monitoring"})
 
@@ -86,7 +86,7 @@ def test_a_busy_gpu_without_activity_figures_is_not_judged():
 
 
 def test_an_idle_gpu_is_judged_without_activity_figures_as_they_could_not_change_the_answer():
-    figures = {name: value for name, value in PLANTED[Cause.HOST].items() if "_active_" not in name}
+    figures = {name: value for name, value in PLANTED[Cause.HOST].items() if "_active" not in name}
 
     assert find(figures, {}).causes == (Cause.HOST,)
 

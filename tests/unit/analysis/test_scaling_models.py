@@ -63,8 +63,9 @@ def test_nothing_is_claimed_without_repeats_or_counts() -> None:
 
 
 def test_a_law_never_claims_more_parameters_than_counts_can_tell() -> None:
-    for fit in scaling_law(runs({1: 100, 3: 240})).tried:
-        assert fit.fits is None or len(fit.law.parameters) < 2
+    nearest = scaling_law(runs({1: 100, 3: 240})).nearest
+    assert nearest is not None
+    assert len(nearest.law.parameters) < 2
 
 
 @pytest.mark.parametrize(
