@@ -320,8 +320,8 @@ def key_of(cell: CellSpec) -> ConfigurationKey:
 
 
 def _average(cell: Cell) -> None:
-    asked = {name for run in cell.experiments for name in (*run.measured.figures, *run.measured.absent)}
-    for name in (*METRICS, *(name for name in OWN if name in asked)):
+    known = {name for run in cell.experiments for name in (*run.measured.figures, *run.measured.absent)}
+    for name in (*METRICS, *(name for name in OWN if name in known)):
         if figures := cell.figures(name):
             cell.estimates[name] = t_interval(figures, shared(cell), least=0.0)
         else:
