@@ -49,7 +49,6 @@ def job(folder: Path) -> "subprocess.Popen[str]":
 
 def started(folder: Path) -> "subprocess.Popen[str]":
     running = job(folder)
-    assert running.stdout is not None
     assert running.stdout.readline() == "started\n"
     return running
 

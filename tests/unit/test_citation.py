@@ -5,7 +5,6 @@ from pathlib import Path
 import yaml
 
 import harness
-from harness.results.ro_crate import citation
 
 FILE = Path(__file__).parents[2] / "CITATION.cff"
 
@@ -17,10 +16,3 @@ def test_it_has_the_fields_of_the_format_and_the_version_of_the_package():
     assert {"message", "title", "authors"} <= said.keys()
     assert said["type"] == "software"
     assert said["version"] == harness.__version__
-
-
-def test_it_is_read_as_that_of_a_published_set():
-    found = citation(FILE)
-
-    assert found.authors
-    assert found.licence == "https://spdx.org/licenses/Apache-2.0"

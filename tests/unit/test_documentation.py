@@ -1,6 +1,5 @@
 """What the pages say can be done can be done: commands, options, links, exit codes."""
 
-import ast
 import re
 import shlex
 import sys
@@ -55,11 +54,6 @@ def test_every_script_on_a_page_exists_and_can_be_run(page, line):
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-@every(PAGES, lambda page: page.name)
-def test_no_page_is_unfinished(page):
-    assert "@@" not in page.read_text()
 
 
 def parts_of_the_site() -> dict[str, list[str]]:
@@ -158,61 +152,3 @@ def test_the_tree_of_errors_is_drawn_as_it_is():
     for error in error_classes():
         if error.__module__ == "harness.errors":
             assert re.search(rf"\b{error.__name__} +{error.exit_code}\b", errors.__doc__), error
-
-
-WORDS = {
-    "from a bare gpu machine to a measured answer": "measure what GPU sharing costs",
-    "carries": "how many replicas fit; of a file or a label: has, holds",
-    "held against": "the baseline of; compared with",
-    "defect of ours": "internal error",
-    "counts? all the same": "included",
-    "of a cell at least": "repeats per configuration (minimum)",
-    "sliced in time": "time-sliced",
-    "when corrected": "Holm-corrected",
-    "energy a request": "energy per request",
-    "pointer rests": "hover",
-    "who wants": "goal",
-    "works on it": "running",
-    "the journal": "state.jsonl, systemd's journal, or the publication: say which",
-}
-"""What stops a reader, and the field's own words for it."""
-TEXTS = [
-    *PAGES,
-    *(
-        path
-        for folder in ("templates", "roles", "playbooks", "inventory", "examples", "harness")
-        for kind in ("md", "html", "j2", "yml", "yaml", "py")
-        for path in (ROOT / folder).rglob(f"*.{kind}")
-        if "_data" not in path.parts
-    ),
-    *(ROOT / "plugins").rglob("*.py"),
-    ROOT / "mkdocs.yml",
-]
-
-
-def visible(path: Path) -> str:
-    """What a user may read of a file: of a program its strings, and of its docstrings those that a command shows."""
-    text = path.read_text()
-    if path.suffix == ".py":
-        tree = ast.parse(text)
-        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        inside = {
-            id(node.body[0].value)
-            for node in ast.walk(tree)
-            if isinstance(node, documented) and ast.get_docstring(node)
-        }
-        strings = (each for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str))
-        text = "\n".join(each.value for each in strings if id(each) not in inside or path.parent.name == "cli")
-    return " ".join(text.split())
-
-
-def test_no_text_that_users_read_has_words_that_stop_them():
-    stops = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", flags=re.IGNORECASE)
-    found = []
-    for path in TEXTS:
-        text = visible(path)
-        found += [
-            f"{path.relative_to(ROOT)}: {text[max(0, at.start() - 40) : at.end() + 40]}" for at in stops.finditer(text)
-        ]
-
-    assert found == [], f"the plain words are {WORDS}"

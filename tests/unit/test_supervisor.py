@@ -50,7 +50,6 @@ def test_the_command_gets_the_time_to_end_by_itself(tmp_path: Path) -> None:
     mark = tmp_path / "ended"
     script = f"trap 'sleep 0.3; echo done > {mark}; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
     with start("/bin/sh", "-c", script, folder=tmp_path, grace_s=600.0) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         began = time.monotonic()
         process.terminate()
@@ -80,7 +79,6 @@ def test_when_its_parent_dies_the_tree_and_the_folder_go(tmp_path: Path) -> None
     )
     command = [sys.executable, "-c", program, supervisor.__file__, str(folder), "/bin/sh", "-c", STUBBORN]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert eventually(lambda: len(descendants(pid)) >= 4)
         below = [pid, *descendants(pid)]
@@ -97,7 +95,6 @@ def test_a_parent_whose_threads_die_one_by_one_has_died_with_the_first(tmp_path:
 
     def start_and_end() -> None:
         started.append(start("/bin/sh", "-c", "echo ready; sleep 310", folder=folder))
-        assert started[0].stdout is not None
         assert started[0].stdout.readline() == b"ready\n"
 
     thread = threading.Thread(target=start_and_end)
@@ -131,7 +128,6 @@ def test_a_replica_gets_the_signal_and_ends_with_its_own_code_and_its_children()
     script = "setsid sleep 310 & trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"
     command = [sys.executable, "-I", "-S", supervisor.__file__, "lifeline", str(lifeline), "/bin/sh", "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(lifeline,)) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         below = descendants(process.pid)
         process.terminate()

@@ -114,9 +114,6 @@ def test_other_figures_differ_and_the_machine_is_said(published: Path, slower: P
     found = held(published, slower)
     assert found.outcome is Outcome.DIFFERS
     line = found.cells[0].lines[0]
-    assert line.ratio is not None
-    assert line.ratio.low is not None
-    assert line.ratio.high is not None
     assert line.ratio.low < 0.7 < line.ratio.high < 1 / 1.1
     assert found.environment == ["GPU driver: 580.95.05 published, 590.01 here."]
 
@@ -124,7 +121,6 @@ def test_other_figures_differ_and_the_machine_is_said(published: Path, slower: P
 def test_the_tolerance_decides(published: Path, slower: Path) -> None:
     assert held(published, slower, within=0.6).outcome is Outcome.AGREES
     ratio = held(published, slower).cells[0].lines[0].ratio
-    assert ratio is not None
     (one, _) = held(published, slower, within=1 / ratio.mean - 1, measures=["throughput"]).cells
     assert (one.outcome, one.lines[0].why[:12]) == (Outcome.NOT_DECIDABLE, "more repeats")
 
@@ -256,19 +252,6 @@ def test_the_command_says_the_environment_first_and_exits_for_what_differs(
     assert "resnet50/time-slicing/1" in bad.exception.message
 
 
-def test_the_table_fits_eighty_columns_and_the_reasons_stand_below_it(
-    archive: Path, folder: Callable[..., Path]
-) -> None:
-    lines = run(archive, "--against", folder("once", seed=300, repeats=1)).stdout.splitlines()
-    start = lines.index("resnet50, time-slicing, 1 replica")
-    assert lines[start + 1].split("  ")[0] == "measure"
-    assert lines[start + 2].startswith("throughput, requests/s  ")
-    assert lines[start + 3].startswith("latency_p50_exact, ms   ")
-    assert lines[start + 5].startswith("not decidable: ")
-    assert "resnet50, time-slicing, 3 replicas" in lines
-    assert max(map(len, lines[start:])) <= 80
-
-
 def test_what_agrees_nowhere_is_not_reproduced(archive: Path, folder: Callable[..., Path]) -> None:
     done = run(archive, "--against", folder("undecided", seed=300, repeats=1), "--json")
     assert json.loads(done.stdout)["outcome"] == "not decidable"
@@ -280,13 +263,6 @@ def test_what_has_no_effect_beside_against_is_refused(archive: Path, alike: Path
     done = run(archive, "--against", alike, *beside)
     assert isinstance(done.exception, UsageError)
     assert "--results, --force and --max-repeats have no effect" in done.exception.message
-
-
-def test_the_command_gives_the_same_as_json(archive: Path, alike: Path) -> None:
-    found = json.loads(run(archive, "--against", alike, "--json").stdout)
-    assert found["outcome"] == "agrees"
-    assert [cell["outcome"] for cell in found["cells"]] == ["agrees", "agrees"]
-    assert found["cells"][0]["measures"][0]["ratio"].keys() == {"mean", "ci95_low", "ci95_high"}
 
 
 def test_what_is_no_reproduction_is_refused(archive: Path, published: Path, alike: Path, tmp_path: Path) -> None:

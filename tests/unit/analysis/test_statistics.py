@@ -50,8 +50,6 @@ def test_the_t_interval_covers_the_truth_as_often_as_it_claims() -> None:
     covered = 0
     for _ in range(1000):
         estimate = t_interval(random.normal(10, 1, size=3).tolist())
-        assert estimate.low is not None
-        assert estimate.high is not None
         covered += estimate.low <= 10 <= estimate.high
     assert 930 <= covered <= 970
 
@@ -70,10 +68,6 @@ def test_batch_means_cover_an_autocorrelated_series(rows: int, correlation: floa
     for _ in range(1000):
         series = autocorrelated(random, rows, correlation)
         batch, naive = batch_means(series), t_interval(series)
-        assert batch.low is not None
-        assert batch.high is not None
-        assert naive.low is not None
-        assert naive.high is not None
         covered += batch.low <= 10 <= batch.high
         naive_covered += naive.low <= 10 <= naive.high
     assert 930 <= covered <= 970
@@ -121,12 +115,9 @@ def test_fairness_stays_within_its_bounds(values: list[float]) -> None:
 def test_more_runs_than_planned_narrow_a_ratio_by_the_spread_of_the_first_ones() -> None:
     bottom, first = [10.0, 10.4, 9.6], [10.0, 10.6, 9.4]
     planned, more = ratio(first, bottom), ratio([*first, 10.0, 10.0, 10.0], bottom, first=3)
-    assert planned.low is not None
-    assert more.low is not None
     assert planned.low < more.low
     assert ratio(first, bottom, first=3) == planned
     wide = ratio([*first, 20.0, 1.0, 9.0], bottom, first=3)
-    assert wide.low is not None
     assert wide.low < planned.low  # a later spread that is larger counts
     assert ratio([*first, 10.0], bottom, first=1).note == "one run has no interval"
 
@@ -134,7 +125,6 @@ def test_more_runs_than_planned_narrow_a_ratio_by_the_spread_of_the_first_ones()
 def test_the_runs_needed_follow_from_the_spreads_alone() -> None:
     bottom, first = [100.0, 101.0, 99.0, 100.0], [100.0, 104.0, 96.0, 100.0]
     needed = runs_needed(first, bottom, 0.05, 50)
-    assert needed is not None
     assert 4 < needed < 50
     assert runs_needed([2 * figure for figure in first], bottom, 0.05, 50) == needed
     assert runs_needed(first, bottom, 0.5, 50) == 4
@@ -142,15 +132,12 @@ def test_the_runs_needed_follow_from_the_spreads_alone() -> None:
     assert runs_needed(first, bottom, 0.0001, 50) is None
     assert runs_needed([100.0], bottom, 0.1, 50) is None
     likely = ratio(first, bottom)
-    assert likely.high is not None
     assert runs_needed(first, bottom, likely.high - 1 + 1e-6, 4) == 4  # it could do, and is not likely to
 
 
 def test_a_ratio_carries_both_spreads() -> None:
     estimate = ratio([20.0, 21.0, 22.0], [10.0, 10.5, 11.0])
     assert estimate.mean == pytest.approx(2)
-    assert estimate.low is not None
-    assert estimate.high is not None
     assert estimate.low < 2 < estimate.high
     assert estimate.low * estimate.high == pytest.approx(4)
     assert ratio([20.0], [10.0, 11.0]).low is None

@@ -10,16 +10,13 @@ from pathlib import Path
 import pytest
 
 from harness.campaign import events, experiment_run
-from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
 from harness.campaign.progress import campaign_status
-from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import (
     BackendError,
     CampaignInterruptedError,
-    ConflictError,
     Issue,
     IssueLevel,
     ReasonCode,
@@ -30,7 +27,6 @@ from harness.results.layout import metric_files
 from harness.results.manifest import Status
 from harness.results.tables import read_cells
 from harness.spec import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, WorkloadSpec
-from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus, fake_sources, gpu_usage, sample
 from tests.support.simulated_clock import SimulatedClock
 from tests.unit.campaign.conftest import BESIDE, ONE, SENT, TIMING, TWO
@@ -84,21 +80,6 @@ def test_what_is_done_is_verified_and_not_repeated(stage):
 
     assert len(on.backend.deployments) == 2
     assert before == {path: path.read_bytes() for path in before}
-
-
-def test_an_experiment_whose_files_were_edited_is_kept_aside_and_run_again(stage):
-    on = stage()
-    on.runner().run()
-    edited = next(on.folder.final_folder(ONE).glob("*throughput*.csv"))
-    edited.write_text(edited.read_text().replace("100.0", "900.0"))
-
-    on.runner().run()
-
-    assert verify_campaign(on.folder.path).ok
-    assert len(on.backend.deployments) == 3
-    kept = list((on.folder.path / "attempts").glob(f"{ONE}-*/*throughput*.csv"))
-    assert "900.0" in kept[0].read_text()
-    assert any("was changed" in notice for notice in on.notices())
 
 
 def test_a_failed_deployment_is_tried_again(stage):
@@ -372,21 +353,6 @@ def test_an_interruption_in_any_step_leaves_a_campaign_that_goes_on(stage, step)
     assert verify_campaign(on.folder.path).ok
 
 
-def test_a_full_disk_ends_the_campaign_with_the_replicas_stopped_and_everything_kept(stage):
-    on = stage()
-
-    def fill():
-        raise StorageError("Cannot write x: No space left on device.", advice="Free some space and resume.")
-
-    on.when(events.RowsRecorded, fill, rows=5)
-    with pytest.raises(StorageError):
-        on.runner().run()
-    assert on.backend.deployments[0].stopped
-
-    on.react = lambda _event: None
-    assert on.runner().run().invalid == []
-
-
 @pytest.mark.parametrize(("celsius", "rest_s"), [(20, 30), (50, 5)])
 def test_a_cool_down_ends_when_the_gpus_are_cool_or_its_time_is_over(stage, celsius, rest_s):
     timing = TIMING.model_copy(update={"cooldown_gpu_celsius": celsius})
@@ -420,21 +386,6 @@ def test_gpus_of_other_machines_end_a_cool_down_by_what_the_backend_knows(stage)
 
     assert on.seconds("cool-down") == [pytest.approx(2, abs=1.5)]
     assert next(there, None) is None
-
-
-def test_two_harnesses_on_one_campaign(stage):
-    on = stage()
-    refused = []
-
-    def begin_again():
-        with pytest.raises(ConflictError):
-            CampaignRunner(open_folder(on.folder.path), FakeBackend(), clock=SimulatedClock()).run()
-        refused.append(True)
-
-    on.when(events.StepBegins, begin_again, step="record")
-
-    assert on.runner().run().invalid == []
-    assert refused == [True, True]
 
 
 def test_every_step_is_in_the_journal_before_the_next_begins(stage):

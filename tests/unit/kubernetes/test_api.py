@@ -180,21 +180,6 @@ def test_a_login_page_is_no_api(spec, monkeypatch):
     assert "no JSON: '<html>log in</html>'" in said(lambda: api.get("/version")).message
 
 
-def test_every_kind_of_fault_is_outlived(spec, proxy):
-    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig), api_timeout_s=0.3, outage_s=200))
-    proxy.faults, proxy.share = 40, 0.5
-
-    names = [f"pod-{number}" for number in range(20)]
-    for name in names:
-        api.apply(f"{PODS}/{name}", {"metadata": {"name": name}, "spec": {"containers": [{"image": "x"}]}})
-    assert [one["metadata"]["name"] for one in api.list(PODS)] == sorted(names)
-    for name in names:
-        api.delete(f"{PODS}/{name}")
-
-    assert api.list(PODS) == []
-    assert len(proxy.injected) == 6, proxy.injected
-
-
 def a_map(**metadata):
     metadata = {"name": "a", "labels": {"campaign": "ours"}} | metadata
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key": "value"}}

@@ -14,7 +14,6 @@ from harness.backends.kubernetes import files, monitoring, preflight
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes
-from harness.backends.kubernetes.probe import seconds
 from harness.campaign.plan import expand
 from harness.errors import ClusterError, IssueLevel, PrometheusError, PrometheusUnavailableError
 from harness.sharing import dra
@@ -483,13 +482,6 @@ def test_grafana_that_is_left_running_is_a_cost(serve):
     found = findings(api, KubernetesSpec(image=IMAGE, grafana="leave"))
     assert "runs beside the measurement: what it costs is not known" in found["grafana", WARNING]
     assert monitoring.quiet_grafana(api, KubernetesSpec(grafana="leave"), "mine") == []
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("5s", 5), ("1m30s", 90), ("500ms", 0.5), ("30d", 30 * 86_400), ("", None), ("x5s", None)]
-)
-def test_durations(text, value):
-    assert seconds(text) == value
 
 
 def test_claims_need_an_api_server_that_has_them(serve):

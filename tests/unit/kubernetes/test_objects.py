@@ -164,28 +164,6 @@ def test_a_replica_has_no_rights_no_limits_and_a_gpu(kind):
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
 
 
-@pytest.mark.parametrize(
-    ("spoil", "rule"),
-    [
-        (lambda pod, _: pod.update(hostNetwork=True), "hostNetwork"),
-        (lambda pod, _: pod["volumes"].append({"name": "h", "hostPath": {"path": "/"}}), "volumes"),
-        (lambda pod, _: pod["securityContext"].pop("seccompProfile"), "seccompProfile"),
-        (lambda pod, _: pod["securityContext"].update(runAsNonRoot=False), "runAsNonRoot"),
-        (lambda pod, _: pod["securityContext"].update(runAsUser=0), "runAsUser"),
-        (lambda pod, _: pod["securityContext"].update(sysctls=[{"name": "kernel.msgmax", "value": "1"}]), "sysctls"),
-        (lambda _, own: own["securityContext"].pop("allowPrivilegeEscalation"), "allowPrivilegeEscalation"),
-        (lambda _, own: own["securityContext"].pop("capabilities"), "capabilities"),
-        (lambda _, own: own["securityContext"].update(privileged=True), "privileged"),
-        (lambda _, own: own["ports"][0].update(hostPort=8000), "hostPort"),
-    ],
-)
-def test_what_the_level_restricted_forbids_would_be_seen(spoil, rule):
-    body = made().body
-    spoil(body["spec"]["template"]["spec"], container(body))
-
-    assert violations(body["spec"]["template"]["spec"]) == [rule]
-
-
 def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
     body = made(kind="job", queue_name="team-a", **FULL).body
     template = body["spec"]["template"]

@@ -10,21 +10,14 @@ from hypothesis import strategies as st
 
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.prometheus import series as series_module
 from harness.metrics.prometheus.client import QueryAnswer, SampledSeries
 from harness.metrics.prometheus.exporter import why_no_buckets
 from harness.metrics.prometheus.series import (
     CountedTotal,
-    ExportGrid,
-    by_labels,
-    device_names,
-    has_reset,
     identity,
     key_labels,
     measured,
     mixed,
-    natural,
-    node_names,
     used_bounds,
 )
 from harness.metrics.promql import PrometheusSource, cluster, local, one_of, render
@@ -74,43 +67,11 @@ def test_totals_count_over_resets_and_are_not_known_before_the_first_sample(samp
     np.testing.assert_equal(CountedTotal(0).advance(samples, GRID_MS), totals)
 
 
-def test_resets_are_seen():
-    assert has_reset([series([0, 1, 2], [1, 2, 3]), series([0, 1, 2], [1, 3, 2])])
-    assert not has_reset([series([0, 1, 2], [1, 1, 3]), series([0], [1])])
-
-
-def test_series_are_grouped_by_the_replicas_label():
-    groups = by_labels([series([0], pod="a"), series([0], pod="b"), series([1], pod="a"), series([0])], ["pod"])
-    assert {key: len(group) for key, group in groups.items()} == {("a",): 2, ("b",): 1, ("",): 1}
-
-
-def test_chunks_cover_the_grid_once(monkeypatch):
-    monkeypatch.setattr(series_module, "MAX_POINTS", 10)
-    grid = ExportGrid(5000, 100, 400, 25)
-    chunks = list(grid.chunks())
-    assert [chunk.rows for chunk in chunks] == [10, 10, 5]
-    assert np.concatenate([chunk.times_ms() for chunk in chunks]).tolist() == grid.times_ms().tolist()
-    assert grid.end_ms == 5000 + 24 * 100 == chunks[-1].end_ms
-
-
 DEVICE, NODE, REPLICA = CATALOGUE["gpu_power"], CATALOGUE["io_psi"], CATALOGUE["throughput"]
 
 
 def spanning(first_ms, last_ms, **labels):
     return SampledSeries(labels, np.array([first_ms, last_ms]), np.array([0.0, 1.0]))
-
-
-def test_one_node_keeps_the_drivers_numbers():
-    assert device_names([("n", "3"), ("n", "10")]) == {("n", "3"): "gpu-3", ("n", "10"): "gpu-10"}
-    assert device_names([("0",)]) == {("0",): "gpu-0"}
-    assert node_names([("n",)]) == {("n",): "node"}
-    assert node_names([()]) == {(): "node"}
-
-
-def test_devices_of_several_nodes_are_counted_through_in_order():
-    keys = [("n10", "0"), ("n2", "1"), ("n2", "0")]
-    assert device_names(keys) == {("n2", "0"): "gpu-0", ("n2", "1"): "gpu-1", ("n10", "0"): "gpu-2"}
-    assert node_names([("n10",), ("n2",)]) == {("n2",): "node-n2", ("n10",): "node-n10"}
 
 
 def test_labels_that_tell_series_apart():
@@ -131,20 +92,11 @@ def test_what_a_series_stands_for():
     assert identity(REPLICA, dialect, {"pod": "p"}) == {"pod": "p"}
 
 
-def test_two_things_with_one_name_at_the_same_time_are_told():
-    assert "instance a and b" in mixed(NODE, [spanning(0, 10, instance="a"), spanning(5, 20, instance="b")])
-    assert "UUID 1 and 2" in mixed(DEVICE, [spanning(0, 10, UUID="1"), spanning(0, 10, UUID="2")])
-
-
 def test_one_after_another_and_the_same_thing_twice_are_fine():
     assert mixed(NODE, [spanning(0, 10, instance="a"), spanning(10, 20, instance="b")]) == ""
     assert mixed(DEVICE, [spanning(0, 10, UUID="1", pod="a"), spanning(0, 10, UUID="1", pod="b")]) == ""
     assert mixed(REPLICA, [spanning(0, 10, instance="a"), spanning(0, 10, instance="b")]) == ""
     assert mixed(NODE, []) == ""
-
-
-def test_natural_order():
-    assert sorted(["pod-10", "pod-9", "pod"], key=natural) == ["pod", "pod-9", "pod-10"]
 
 
 def test_only_the_very_names_match():

@@ -57,7 +57,6 @@ def test_files_of_this_machine(here: TestinfraMachine, tmp_path: Path) -> None:
     assert here.read(str(file)) == "text; $HOME %s\n"
     assert here.read(str(tmp_path / "none")) is None
     state = here.stat(str(tmp_path / "link"))
-    assert state is not None
     assert (state.kind, state.mode) == ("regular file", 0o640)
     assert state.changed_at_s == pytest.approx(file.stat().st_ctime, abs=1.0)
     assert here.stat(str(tmp_path / "none")) is None

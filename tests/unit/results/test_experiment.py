@@ -68,7 +68,6 @@ def test_the_manifest_counts_rows_and_carries_the_verdict(original: Path) -> Non
     throughput = metric_files(original)["throughput"].path.name
     assert manifest.files[throughput].rows == 21 * 4
     table = requests.read(original)
-    assert table is not None
     assert table.replicas == (0, 1, 2)
     assert manifest.files["requests.parquet"].rows == len(table.rows)
     assert manifest.verdict.status == "VALID"
@@ -364,8 +363,6 @@ def test_requests_survive_the_change_to_a_table_and_a_torn_one_is_dropped(tmp_pa
     logged = requests.read(tmp_path)
     assert requests.write(tmp_path, tmp_path / "requests.parquet") == count
     table = requests.read(tmp_path)
-    assert table is not None
-    assert logged is not None
     assert table.replicas == logged.replicas == (4,)
     assert np.array_equal(table.rows, logged.rows)
     assert np.array_equal(table.rows["intended_ns"], records["start_ns"])
@@ -384,7 +381,6 @@ def test_what_the_load_generator_saw_is_the_table_and_what_its_replicas_logged_i
     assert requests.logs_of(tmp_path) == [tmp_path / "load/requests.bin"]
     requests.write(tmp_path, tmp_path / "requests.parquet")
     table = requests.read(tmp_path)
-    assert table is not None
     assert table.rows[["replica", "intended_ns", "sent_ns", "end_ns", "status"]].tolist() == [
         (1, 5, 5, 25, 200),
         (0, 6, 7, 36, 200),
