@@ -2,7 +2,7 @@
 
 ``begin`` sends all requests; ``collect`` takes the answers as they come. One thread, one selector: a replica that hangs costs
 the others nothing, and the harness one connection. The layout of an answer (which line is which bucket) is learnt once;
-afterwards a scrape costs one dictionary look-up and one ``float()`` a line, a tenth of a parser that builds samples.
+afterwards a scrape costs one dictionary look-up and one ``float()`` a line, a twentieth of a parser that builds samples.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from numpy.typing import NDArray
 from harness.errors import MetricsError
 from harness.metrics.catalogue import LATENCY, PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS, REQUESTS
 from harness.metrics.rows import Missing
+from harness.traffic.exposition import split
 
 _RECEIVE_BYTES = 1 << 18
 _MAX_ANSWER_BYTES = 1 << 24
 _CONNECT_TIMEOUT_S = 0.05
 """Replicas listen on this machine: a connection that takes longer is a replica that is not there."""
+_OURS = ("inference_", '{"inference_')
 _BOUND = re.compile(r'[{,]le="([^"]+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
-_SERIES = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?$")
+_NAME = re.compile(r'\{"([^"]*)"|([^{]+)')
+_HTML = re.compile(rb"\r\ncontent-type:\s*text/html", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,10 @@ class ReplicaParser:
         self._families: dict[str, PublishedFamily] = {}
 
     def parse(self, text: str) -> ReplicaSample:
-        """Read one answer.
+        """Read one answer; a line of it that cannot be read is left out.
 
         Raises:
-            MetricsError: a metric is missing, or a value is no number; the message fits into a row's reason.
+            MetricsError: a metric is missing, or a value is not finite; the message fits into a row's reason.
         """
         values = self._read(text)
         if values is None:
@@ -88,26 +91,32 @@ class ReplicaParser:
         places = self._places
         values, read = np.zeros(self._end), 0
         for line in text.splitlines():
-            if not line.startswith("inference_"):
+            if not line.startswith(_OURS):
                 continue
-            key, value = _split(line)
+            key, _, value = line.rpartition(" ")
             place = places.get(key)
-            if place is None:
-                return None
+            if place is None:  # with a timestamp or an exemplar, not to be read, or new
+                if (sample := split(line)) is None:
+                    continue
+                key, value = sample
+                if (place := places.get(key)) is None:
+                    return None
             if place >= 0:
                 values[place] += _number(value)
                 read += 1
         return values if read and read == self._expected else None
 
     def _learn(self, text: str) -> None:
-        series = [_split(line)[0] for line in text.splitlines() if line.startswith("inference_")]
+        lines = [line for line in text.splitlines() if line.startswith(_OURS)]
+        series = [sample[0] for line in lines if (sample := split(line))]
         keys: dict[str, list[str]] = {}
         for key in series:
-            match = _SERIES.match(key)
-            keys.setdefault(match["name"] if match else "", []).append(key)
+            match = _NAME.match(key)
+            keys.setdefault(match[1] or match[2] if match else "", []).append(key)
         for name in (REQUESTS, *_parts(LATENCY)):
             if name not in keys:
-                raise MetricsError(f"the answer has no {name}")
+                unread = next((line for line in lines if name in line), "")
+                raise MetricsError(f"the answer has no {name}" + (f" but {unread[:60]!r}" if unread else ""))
         self._places, self._families = dict.fromkeys(series, -1), {}
         for name in (REQUESTS, *sorted(PUBLISHED_COUNTERS & keys.keys())):
             self._families[name] = PublishedFamily(self._end)
@@ -138,12 +147,6 @@ class ReplicaParser:
 def _parts(histogram: str) -> tuple[str, str, str]:
     """Names of a histogram's sum, count and buckets."""
     return f"{histogram}_sum", f"{histogram}_count", f"{histogram}_bucket"
-
-
-def _split(line: str) -> tuple[str, str]:
-    """Series and value of one line; a timestamp after the value is dropped."""
-    end = line.rfind("}") + 1 or line.find(" ")
-    return line[:end], line[end:].split(maxsplit=1)[0] if line[end:].strip() else ""
 
 
 def _bound(key: str) -> float:
@@ -313,6 +316,8 @@ def _complete_body(answer: bytes) -> str | None:
     version, _, code = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
     if not version.startswith("HTTP/") or not code.startswith("200"):
         raise MetricsError(f"the server answered {code[:40] or 'no HTTP'!r}")
+    if _HTML.search(head):
+        raise MetricsError("the answer is a page in HTML, such as one to log in")
     length = _LENGTH.search(head)
     if length is None:
         raise MetricsError("the answer does not say its length")

@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -25,6 +26,7 @@ from harness.replica.errors import CannotBeMetError, WorkloadError
 from harness.replica.status import mps_limits
 from harness.spec.replica import ReplicaSpec
 from harness.spec.server import ServerSpec
+from harness.traffic.exposition import HTML, read
 
 HOST = "127.0.0.1"
 LOG_NAME = "server.log"
@@ -45,9 +47,9 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]+")
 FILE_NAME = "engine_metrics.csv"
 COLUMNS = ("timestamp", "series", "value")
 UP = "up"
+UNREAD = "unread_lines"
 PAGE_TIMEOUT_S = 5.0
 MOST_BYTES = 16 << 20
-_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*(?:\{.*\})?)[ \t]+(\S+)(?:[ \t]+-?\d+)?\s*")
 
 
 class RunningServer:
@@ -333,25 +335,12 @@ def _environment_of(process: Path) -> dict[str, str]:
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def parse(page: str) -> dict[str, str]:
-    """The values of a page in Prometheus's text format, by series; raises ValueError where a line is none of it."""
-    values = {}
-    for line in page.splitlines():
-        if not line.strip() or line.startswith("#"):
-            continue
-        match = _SAMPLE.fullmatch(line)
-        if match is None:
-            raise ValueError(f"{line[:80]!r} is no line of Prometheus's text format")
-        float(match[2])
-        values[match[1]] = match[2]
-    return values
-
-
 class OwnMetrics:
     """Reads what a server publishes of itself (``vllm:*``, ``nv_inference_*``, ...) from a thread of its own, while it is entered.
 
     ``engine_metrics.csv`` in ``folder`` has a line for each series when it is first seen and whenever its value has changed, and the
-    series ``up`` at every reading: 1, or 0 where the page could not be read, so that nothing missing is taken for unchanged.
+    series ``up`` at every reading: 1, or 0 where the page could not be read, so that nothing missing is taken for unchanged. Lines
+    that cannot be read are left out and counted by the series ``unread_lines``; the first of them is in the replica's log.
 
     Raises:
         WorkloadError: the page cannot be read now.
@@ -362,6 +351,7 @@ class OwnMetrics:
         self._request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310 - http(s), as the harness made it
         self._step_s = step_s
         self._before: dict[str, str] = {}
+        self._quoted = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="engine-metrics", daemon=True)
         try:
@@ -397,10 +387,19 @@ class OwnMetrics:
 
     def _read(self) -> dict[str, str]:
         with urllib.request.urlopen(self._request, timeout=PAGE_TIMEOUT_S) as answer:  # noqa: S310
-            page = answer.read(MOST_BYTES + 1)
+            page, kind = answer.read(MOST_BYTES + 1), answer.headers.get_content_type()
         if len(page) > MOST_BYTES:
             raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
-        return parse(page.decode("utf-8", errors="replace"))
+        if kind == HTML:
+            raise ValueError("it is a page in HTML, such as one to log in")
+        values, unread = read(page.decode("utf-8", errors="replace"))
+        if unread:
+            values[UNREAD] = str(len(unread))
+            if not self._quoted:
+                left_out = f"{len(unread)} lines cannot be read and are left out, such as {unread[0][:200]!r}"
+                sys.stderr.write(f"replica: `server.metrics`: {left_out}\n")
+            self._quoted = True
+        return values
 
     def _write(self, values: dict[str, str] | None) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

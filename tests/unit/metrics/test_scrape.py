@@ -159,6 +159,7 @@ def test_a_trickle_ends_at_the_deadline(serve, scraper_of):
         ([b"SSH-2.0-OpenSSH\r\n\r\n"], "no HTTP"),
         ([answer()[:60], None], "closed in mid-answer"),
         ([answer(body="hello\n")], "no inference_requests_total"),
+        ([answer(body="<html>Sign in</html>", extra="Content-Type: text/html\r\n")], "a page in HTML"),
         ([b"HTTP/1.1 200 OK\r\n\r\nhello"], "does not say its length"),
     ],
 )

@@ -6,32 +6,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from harness.replica.engine.servers import FILE_NAME, OwnMetrics, parse
+from harness.replica.engine.servers import FILE_NAME, OwnMetrics
 from harness.replica.errors import WorkloadError
 from tests.support.processes import eventually
 
 PAGE = """\
 # HELP vllm:num_requests_running Number of requests.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{model_name="a} b"} 3.0
+vllm:num_requests_running{model_name="a} b"} 3.0 # {trace_id="t"} 1.0 1520879607.789
 nv_inference_count{model="m",version="1"} 17 1700000000000
+nv_native {count:24,sum:100,schema:0} 1700000000
 
-plain +Inf
+{"http.server.duration",le="+Inf"} +Inf
+nv_torn{model="m
+# EOF
 """
-
-
-def test_a_page_is_read_as_it_was_said():
-    assert parse(PAGE) == {
-        'vllm:num_requests_running{model_name="a} b"}': "3.0",
-        'nv_inference_count{model="m",version="1"}': "17",
-        "plain": "+Inf",
-    }
-
-
-@pytest.mark.parametrize("page", ["<html>no such page</html>", "name notanumber", "1abc 2"])
-def test_what_is_no_such_page_is_not_read(page):
-    with pytest.raises(ValueError, match=r"."):
-        parse(page)
 
 
 @pytest.fixture
@@ -39,7 +27,7 @@ def serve():
     """A server that answers with one page after the other, the last one for ever; None: it fails."""
     servers = []
 
-    def start(*pages):
+    def start(*pages, kind="application/openmetrics-text"):
         left = list(pages)
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,6 +38,7 @@ def serve():
                 page = left.pop(0) if len(left) > 1 else left[0]
                 self.server.asked.append(self.headers.get("X-Key"))
                 self.send_response(503 if page is None else 200)
+                self.send_header("Content-Type", kind)
                 self.end_headers()
                 self.wfile.write((page or "").encode())
 
@@ -82,6 +71,28 @@ def test_a_line_is_written_where_something_changed_and_each_reading_is_told(serv
     assert len(ups) == len(server.asked)
     assert set(server.asked) == {"k"}
     assert [row["timestamp"] for row in rows] == sorted(row["timestamp"] for row in rows)
+
+
+def test_a_line_that_cannot_be_read_is_left_out_counted_and_quoted_once(serve, tmp_path, capsys):
+    server = serve(PAGE)
+    with OwnMetrics(url(server), {}, step_s=0.01, folder=tmp_path):
+        assert eventually(lambda: len(server.asked) > 3)
+
+    with (tmp_path / FILE_NAME).open(newline="") as file:
+        told = {row["series"]: row["value"] for row in csv.DictReader(file)}
+    assert told == {
+        "up": "1",
+        'vllm:num_requests_running{model_name="a} b"}': "3.0",
+        'nv_inference_count{model="m",version="1"}': "17",
+        '{"http.server.duration",le="+Inf"}': "+Inf",
+        "unread_lines": "2",
+    }
+    assert capsys.readouterr().err.count("nv_native {count:24") == 1
+
+
+def test_a_page_to_log_in_is_no_metrics(serve, tmp_path):
+    with pytest.raises(WorkloadError, match="a page in HTML, such as one to log in"):
+        OwnMetrics(url(serve("<html>Sign in</html>", kind="text/html; charset=utf-8")), {}, step_s=1, folder=tmp_path)
 
 
 def test_a_page_that_is_not_there_is_said_before_anything_is_measured(serve, tmp_path):
