@@ -1,16 +1,17 @@
-"""The tree of commands.
+"""The tree of commands. Only the one that is called is made: typer compiles its options, which takes as long as the rest of a start."""
 
-Modules of commands keep their annotations as objects, without ``from __future__ import annotations``: typer would compile
-each of them four times at every start.
-"""
+from __future__ import annotations
 
-import difflib
+import inspect
 import re
+from collections import UserDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info, get_command_name
+from typer.models import CommandInfo
 
 from harness import __version__
 from harness.cli import campaign, node, output, profile, publishing, results
@@ -61,29 +62,45 @@ _REMOVED: dict[tuple[str, ...], str] = {
 """By command and option: what to use instead of what this version has no more."""
 
 
+class _Commands(UserDict[str, "Command | CommandInfo"]):
+    """Commands by their names, each made when it is first looked at."""
+
+    def __getitem__(self, name: str) -> Command:
+        command = super().__getitem__(name)
+        if isinstance(command, CommandInfo):
+            command = self[name] = get_command_from_info(command, pretty_exceptions_short=False, rich_markup_mode=None)
+        return command
+
+
 class _Panels(TyperGroup):
     """Help that lists the commands by their panel, none cut short; rich does so, and takes longer to load than to read."""
 
-    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
-        """Write a section for each panel, in the order of their first commands."""
-        panels: dict[str, list[Command]] = {}
-        for command in map(self.commands.__getitem__, self.list_commands(ctx)):
-            panels.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(command)
-        width = max(map(len, self.commands))
-        for panel, commands in panels.items():
-            with formatter.section(panel):
-                formatter.write_dl(
-                    [(str(command.name).ljust(width), command.get_short_help_str(_WHOLE)) for command in commands]
-                )
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._infos = {
+            get_command_name(info.callback.__name__): info for info in commands.registered_commands if info.callback
+        }
+        self.commands = _Commands(self._infos)  # type: ignore[assignment] # what is stored is no command yet
 
-    def get_params(self, ctx: "Context") -> "list[Parameter]":
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Write a section for each panel, in the order of their first commands."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self._infos))
+        for name, info in self._infos.items():
+            short = TyperCommand(name, help=inspect.getdoc(info.callback)).get_short_help_str(_WHOLE)
+            panels.setdefault(str(info.rich_help_panel), []).append((name.ljust(width), short))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
         """Options of all commands, those of typer among them: a flag that is not given is False, where typer loads pydantic to make it of None."""
         params = super().get_params(ctx)
         for flag in params:
             flag.default = flag.default or False
         return params
 
-    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Refuse what is empty or gone (UsageError): a path of no characters is the folder where one stands, which nobody means."""
         if not ctx.resilient_parsing:
             _refuse_removed(args)
@@ -96,7 +113,7 @@ class _Panels(TyperGroup):
             )
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: "Context") -> Any:
+    def invoke(self, ctx: Context) -> Any:
         """Run a command. One that is called without what it needs says what that is (UsageError), one called with what cannot be says why."""
         try:
             return super().invoke(ctx)
@@ -125,6 +142,8 @@ def _refuse_removed(args: list[str]) -> None:
 
 def _plain(message: str) -> str:
     """What typer says of a value, in our words, with the choice that was probably meant."""
+    import difflib
+
     from harness.spec.model import in_words
 
     given, *choices = re.findall(r"'([^']+)'", message) or [""]
@@ -138,6 +157,7 @@ def _newest_campaign() -> str:
     return str(max(campaigns, key=lambda path: path.stat().st_mtime, default=Path("results/CAMPAIGN")))
 
 
+commands = typer.Typer()
 app = typer.Typer(
     name="harness",
     cls=_Panels,
@@ -164,8 +184,8 @@ def _root(
     """Measure what GPU sharing costs, from a bare machine to a decision."""
 
 
-campaign.register(app)
-profile.register(app)
-results.register(app)
-publishing.register(app)
-node.register(app)
+campaign.register(commands)
+profile.register(commands)
+results.register(commands)
+publishing.register(commands)
+node.register(commands)

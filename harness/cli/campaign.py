@@ -1,5 +1,7 @@
 """Commands about campaigns: init, validate, plan, doctor, run, resume, status, schema."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -230,7 +232,7 @@ def run(
     run_source(read_source(file), results, thresholds(fail_on, baseline, within), force=force, report=report)
 
 
-def run_source(source: "CampaignSource", results: Path, wanted: "Thresholds", *, force: bool, report: bool) -> None:
+def run_source(source: CampaignSource, results: Path, wanted: Thresholds, *, force: bool, report: bool) -> None:
     """Run what a file or a command says, and tell what came of it."""
     from harness.campaign.preflight import prepare
 
@@ -240,9 +242,7 @@ def run_source(source: "CampaignSource", results: Path, wanted: "Thresholds", *,
     _run_to_its_end(prepare(source, results, force=force, say=output.note), wanted, report=report)
 
 
-def _run_to_its_end(
-    folder: "CampaignFolder", wanted: "Thresholds", *, report: bool, again: "Sequence[Status]" = ()
-) -> None:
+def _run_to_its_end(folder: CampaignFolder, wanted: Thresholds, *, report: bool, again: Sequence[Status] = ()) -> None:
     from harness.cli.progress import run_shown
 
     _finish(run_shown(folder, again), folder, wanted, report=report)
@@ -303,7 +303,7 @@ def resume(
     _run_to_its_end(folder, wanted, report=report, again=(Status.INVALID,) if retry_invalid else ())
 
 
-def _finish(outcome: "CampaignOutcome", folder: "CampaignFolder", wanted: "Thresholds", *, report: bool) -> None:
+def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds, *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.analysis.objective import in_sentences, objectives
     from harness.analysis.pages.tables import goodput_table

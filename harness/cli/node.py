@@ -1,6 +1,7 @@
 """Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
-import difflib
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -80,6 +81,8 @@ def sharing(
     inventory/group_vars/all/gpu.yml. MIG instances of one profile count as GPUs; of several, each profile has a
     resource name of its own.
     """
+    import difflib
+
     from harness.node.runner import RunRequest
     from harness.sharing.modes import LENT
 
@@ -214,7 +217,7 @@ def _password(*, ask: bool) -> str | None:
     return typer.prompt("sudo password", hide_input=True, err=True) if ask else None
 
 
-def _play(request: "RunRequest", *, ask: bool, json: bool) -> None:
+def _play(request: RunRequest, *, ask: bool, json: bool) -> None:
     """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
     from harness.cli.progress import task_listener
     from harness.errors import PlaybookError
@@ -236,7 +239,7 @@ def _play(request: "RunRequest", *, ask: bool, json: bool) -> None:
         )
 
 
-def _print_summary(summary: "RunSummary") -> None:
+def _print_summary(summary: RunSummary) -> None:
     rows = [[role.role, role.tasks, role.changed, f"{role.duration_s:.1f}"] for role in summary.roles]
     total = [sum(role.tasks for role in summary.roles), summary.changed, f"{summary.duration_s:.1f}"]
     output.table(["role", "tasks", "changed", "seconds"], [*rows, ["total", *total]])
@@ -249,7 +252,7 @@ def _print_summary(summary: "RunSummary") -> None:
     output.result(f"{summary.status.value}: {summary.changed} {what}, {duration(summary.duration_s)}.")
 
 
-def _print_verdict(verdict: "NodeVerdict") -> None:
+def _print_verdict(verdict: NodeVerdict) -> None:
     output.result(f"{verdict.host} (boot {verdict.boot_id})")
     rows = [["ok" if check.ok else "NO", check.name, "" if check.ok else check.found] for check in verdict.checks]
     output.table(

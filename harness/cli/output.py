@@ -6,7 +6,6 @@ import codecs
 import contextlib
 import io
 import itertools
-import json
 import os
 import re
 import shutil
@@ -94,6 +93,8 @@ def _write(text: str) -> None:
 
 def document(data: Any) -> None:
     """The whole answer as JSON, on stdout."""
+    import json
+
     _write(json.dumps(data, indent=2, default=str, allow_nan=False))
 
 
@@ -155,6 +156,8 @@ def _stop_writing(stream: TextIO) -> None:
 def error(failure: HarnessError) -> None:
     """What failed and what to do next, on stderr."""
     if _json_mode:
+        import json
+
         body = {"error": type(failure).__name__, "message": failure.message, "advice": failure.advice}
         note(json.dumps({**body, "exit_code": failure.exit_code}))
         return

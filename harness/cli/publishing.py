@@ -1,7 +1,8 @@
 """Commands about results that others read: publish, reproduce, scenarios."""
 
+from __future__ import annotations
+
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -54,7 +55,7 @@ def publish(
         ),
     ] = None,
     author: Annotated[
-        list[str] | None, typer.Option("--author", help='Who made it: "NAME" or "NAME <ORCID>"; may be repeated.')
+        list[str] | None, typer.Option("--author", help='Who made it: NAME or "NAME <ORCID>"; may be repeated.')
     ] = None,
     licence: Annotated[
         str | None, typer.Option("--license", help="Its terms: an SPDX identifier as CC-BY-4.0, or a URL.")
@@ -172,7 +173,7 @@ def reproduce(
     _refuse_other_figures(result, archive, folders)
 
 
-def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
+def _what_it_takes(source: CampaignSource, most: int, within: float) -> str:
     """How many runs and minutes, and why there may be more than were published."""
     spec = source.spec
     if spec.open_ended:
@@ -184,8 +185,10 @@ def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
     return f"as published: {_runs(spec)}. Where these do not tell within {within:g} %, more follow: at most {further}, {none}"
 
 
-def _foreign_code(spec: "CampaignSpec") -> Iterator[str]:
+def _foreign_code(spec: CampaignSpec) -> Iterator[str]:
     """What the campaign's author has this machine run: commands of servers, modules and layers."""
+    import shlex
+
     neighbours = [neighbour.workload for condition in spec.conditions for neighbour in condition.neighbours]
     for workload in (*spec.workloads, *neighbours):
         if workload.server is not None and workload.server.of_this_machine:
@@ -197,14 +200,14 @@ def _foreign_code(spec: "CampaignSpec") -> Iterator[str]:
             yield f"replicas under {condition.name}: {condition.layer.in_words}"
 
 
-def _runs(spec: "CampaignSpec") -> str:
+def _runs(spec: CampaignSpec) -> str:
     """``24 runs, about 3 min 10 s``."""
     from harness.campaign.plan import expand, most
 
     return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
 
 
-def _run_again(source: "CampaignSource", *, archive: Path, before: Sequence[Path], results: Path, force: bool) -> Path:
+def _run_again(source: CampaignSource, *, archive: Path, before: Sequence[Path], results: Path, force: bool) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.campaign.preflight import prepare
     from harness.cli.progress import run_shown
@@ -219,7 +222,7 @@ def _run_again(source: "CampaignSource", *, archive: Path, before: Sequence[Path
     return folder.path
 
 
-def _print_reproduction(result: "Reproduction") -> None:
+def _print_reproduction(result: Reproduction) -> None:
     from harness.analysis.contrasts.outcome import Outcome
     from harness.analysis.format import replicas_in_words
 
@@ -241,7 +244,7 @@ def _print_reproduction(result: "Reproduction") -> None:
     output.sentence(f"Cells within {100 * result.within:g} %: {counts}.")
 
 
-def _refuse_other_figures(result: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
+def _refuse_other_figures(result: Reproduction, archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.contrasts.outcome import Outcome
 
     different = ["/".join(map(str, filter(None, cell.key))) for cell in result.cells if cell.outcome is Outcome.DIFFERS]

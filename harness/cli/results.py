@@ -1,5 +1,7 @@
 """Commands about results: verify, report, compare, export."""
 
+from __future__ import annotations
+
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -216,7 +218,7 @@ def compare(
     judged.refuse()
 
 
-def _line(tested: "Tested") -> dict[str, Any]:
+def _line(tested: Tested) -> dict[str, Any]:
     """One test for a program."""
     from harness.analysis.campaign import shared
     from harness.analysis.statistics import t_interval
@@ -243,7 +245,7 @@ def _line(tested: "Tested") -> dict[str, Any]:
 
 
 def _print_comparison(
-    comparison: "Comparison", answered: "list[QuestionAnswer]", company: dict[str, list[str]], *, details: bool
+    comparison: Comparison, answered: list[QuestionAnswer], company: dict[str, list[str]], *, details: bool
 ) -> None:
     for sentence in comparison.unlike:
         output.note(f"differs: {sentence}")
@@ -263,7 +265,7 @@ def _print_comparison(
         )
 
 
-def _print_decision(decision: "QuestionAnswer") -> None:
+def _print_decision(decision: QuestionAnswer) -> None:
     """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
     output.result(decision.question)
     workload = ""
@@ -279,7 +281,7 @@ def _print_decision(decision: "QuestionAnswer") -> None:
         output.entry(f"({gap})")
 
 
-def _print_tests(comparison: "Comparison") -> None:
+def _print_tests(comparison: Comparison) -> None:
     from harness.analysis.format import replicas_in_words
     from harness.analysis.pages.table import ratio_entry
 
