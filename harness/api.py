@@ -61,11 +61,7 @@ class _Home:
 
 
 class Experiment:
-    """One finished experiment.
-
-    Attributes:
-        manifest: everything about it that its numbers do not say: machine, settings, verdict.
-    """
+    """One finished experiment; its ``manifest`` says what its numbers do not: machine, settings, verdict."""
 
     def __init__(self, folder: Path, home: _Home) -> None:
         self._folder = folder
@@ -86,10 +82,7 @@ class Experiment:
         return self.manifest.verdict.status.value
 
     def samples(self) -> pd.DataFrame:
-        """Every row of every metric: ``timestamp``, ``metric``, ``series``, ``value``, ``unit``, ``reason``.
-
-        Raises StorageError.
-        """
+        """Every row of every metric: ``timestamp``, ``metric``, ``series``, ``value``, ``unit``, ``reason``. Raises StorageError."""
         path = self._folder / SAMPLES
         with storage_errors(path, "read"), tempfile.TemporaryDirectory(prefix="harness-") as temporary:
             if SAMPLES not in self.manifest.files:  # left out of a published set, as it is made of the CSVs
@@ -98,11 +91,7 @@ class Experiment:
             return self._tidy(pd.read_parquet(path), _SAMPLES)
 
     def latencies(self) -> pd.DataFrame:
-        """Every single request: ``series`` (the replica), ``start``, ``latency_s``, ``recorded``; of the logs that are there.
-
-        ``recorded`` says whether it ended within the recording; only those enter the figures. Raises StorageError,
-        ResultsPathError.
-        """
+        """Every logged request: ``series`` (the replica), ``start``, ``latency_s``, ``recorded`` (ended within the recording). Raises StorageError."""
         data, frames = read_experiment(self._folder), []
         for workload, folder in workload_folders(self._folder).items():
             table = read_requests(folder)
@@ -149,13 +138,7 @@ class Experiment:
 
 
 class Campaign:
-    """One campaign's results.
-
-    Attributes:
-        name: of its folder.
-        folder: where its files lie; of a published set, where they are unpacked as long as this object is used.
-        experiments: the finished ones, by name.
-    """
+    """One campaign's results: ``experiments`` that are finished, and its ``folder``, unpacked as long as this object is used."""
 
     def __init__(self, path: Path) -> None:
         self._home = _Home(path)
@@ -201,32 +184,20 @@ class Campaign:
 
 
 def load(path: str | PathLike[str]) -> Campaign:
-    """Open a campaign: its folder, or the archive that ``harness publish`` made of it.
-
-    Raises:
-        ResultsPathError: there is no campaign, or the archive is damaged.
-        StorageError: a file cannot be read.
-    """
+    """Open a campaign: its folder, or the archive that ``harness publish`` made. Raises ResultsPathError and StorageError."""
     return Campaign(Path(path))
 
 
 def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, unlike: bool = False) -> pd.DataFrame:
     """Hold campaigns, sharing modes or conditions against each other, as ``harness compare`` does.
 
-    Args:
-        campaigns: one or more; paths are opened.
-        by: ``campaign``, ``sharing``, ``condition``, ``workload``, ``share`` (limits under MPS) or ``time-slice``; None: campaigns
-            when several measured the same, else sharing modes, else conditions.
-        unlike: compare even what was measured on unlike machines.
+    ``by``: ``campaign``, ``sharing``, ``condition``, ``workload``, ``share`` (limits under MPS) or ``time-slice``; None: campaigns
+    when several measured the same, else sharing modes, else conditions. ``unlike``: compare even results of unlike machines.
 
-    Returns:
-        A row per workload, replicas and measure: ``ratio`` of ``of`` over ``against`` with its 95 % interval, ``p`` (corrected for
-        the family that docs/comparing.md names), the ``answer`` in words and its code ``outcome``.
+    Returns a row per workload, replicas and measure: ``ratio`` of ``of`` over ``against`` with its 95 % interval, ``p`` (corrected
+    for the family that docs/comparing.md names), the ``answer`` in words and its code ``outcome``.
 
-    Raises:
-        UsageError: the same campaign twice, or sides that cannot be.
-        UnlikeResultsError: the machines differ, and ``unlike`` is not set.
-        ResultsPathError: one is no campaign, or has no run that can be used.
+    Raises UsageError, UnlikeResultsError and ResultsPathError.
     """
     paths = [campaign.folder if isinstance(campaign, Campaign) else Path(campaign) for campaign in campaigns]
     if not paths:
@@ -266,19 +237,10 @@ def run(
     on_event: Callable[[Event], None] = lambda _event: None,
     force: bool = False,
 ) -> Campaign:
-    """Run a campaign to its end, as ``harness run`` does; its report is left to ``harness report``.
+    """Run a campaign (a file, the name of a shipped one, or what such a file says) to its end, as ``harness run`` does, without a report.
 
-    Args:
-        campaign: a campaign file, the name of one that is shipped, or what such a file says.
-        results: folder that holds the campaigns' folders.
-        on_event: told of every step, one of ``harness.campaign.events``; also from threads of the backend.
-        force: run although preflight found errors.
-
-    Raises:
-        CampaignFileError: it does not say what can be run.
-        PreflightError: this machine cannot run it.
-        CampaignInterruptedError: a signal stopped it; ``harness resume`` goes on.
-        HarnessError: see harness/errors.py for the others.
+    ``on_event`` is told of every step, one of ``harness.campaign.events``, also from threads of the backend; ``force``: despite
+    errors of preflight. Raises CampaignFileError, PreflightError, CampaignInterruptedError (``harness resume`` goes on) and others.
     """
     from harness.backends.base import make_backend
     from harness.campaign.events import Notice

@@ -22,15 +22,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """The tightest limits on the way up; None: there is none.
-
-    Attributes:
-        cpus: CPU seconds per second that the quota gives, e.g. 0.5.
-        cpuset_cpus: CPUs that the cpuset lists.
-        memory_bytes: above it the kernel kills.
-        memory_high_bytes: above it processes are slowed down.
-        pids: processes and threads.
-    """
+    """The tightest limits on the way up; None: there is none. Above ``memory_high_bytes`` processes are slowed down, not killed."""
 
     cpus: float | None = None
     cpuset_cpus: int | None = None
@@ -41,12 +33,7 @@ class CgroupLimits:
 
 @dataclass(frozen=True, slots=True)
 class CgroupCounters:
-    """What has been counted since the groups were made.
-
-    Attributes:
-        periods: of each level's quota, and how many of them were throttled, from the process's own group up.
-        oom_kills: processes that the kernel killed for want of memory; None: it does not count them here.
-    """
+    """Since the groups were made: periods of each level's quota and how many throttled, from the own group up; kills for want of memory."""
 
     periods: tuple[tuple[int, int], ...] = ()
     oom_kills: int | None = None

@@ -9,10 +9,7 @@ from harness.errors import HarnessError
 
 
 def data_path(name: str) -> Path:
-    """A file or folder by its path in the checkout, e.g. ``templates/report``; a wheel carries it inside the package.
-
-    Raises HarnessError where it is in neither.
-    """
+    """A file or folder by its path in the checkout, e.g. ``templates/report``; a wheel carries it inside. Raises HarnessError."""
     package = Path(harness.__file__).resolve().parent
     places = [package / "_data" / name, package.parent / name]
     for place in places:

@@ -130,13 +130,9 @@ class IssueLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Something noticed before an hour is spent, in one sentence, and what to do about it.
+    """Something noticed before an hour is spent, and what to do about it: an error refuses the run, a warning is kept with it.
 
-    Attributes:
-        severity: an error refuses the run, a warning goes into the manifest.
-        check: short name of what was looked at, e.g. ``memory``.
-        code: of the reason, where it refuses the run.
-        away: of an error: it may end by itself, so that a campaign waits for it between experiments.
+    ``away``: it may end by itself, so that a campaign waits for it between experiments.
     """
 
     severity: IssueLevel
@@ -174,13 +170,7 @@ def printable(text: str) -> str:
 
 
 class HarnessError(Exception):
-    """Base of every error raised on purpose.
-
-    Args:
-        message: what failed, and where, in one sentence.
-        advice: what the user should do next, in one sentence; empty when the message says it.
-        code: the reason of an experiment's step that fails with it; None: that of the class.
-    """
+    """Base of every error raised on purpose: what failed and where, and what to do next, a sentence each."""
 
     exit_code: ClassVar[int] = 1
     code: ReasonCode = ReasonCode.STEP_FAILED
@@ -288,11 +278,7 @@ class ReplicaDiedError(BackendError):
 
 
 class ClusterError(BackendError):
-    """The Kubernetes API was not reached, or refused.
-
-    Attributes:
-        status: of the HTTP answer; None: there was none.
-    """
+    """The Kubernetes API was not reached (``status`` is None), or refused with that status."""
 
     def __init__(self, message: str, *, advice: str = "", status: int | None = None) -> None:
         super().__init__(message, advice=advice)

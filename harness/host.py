@@ -16,10 +16,7 @@ from harness.cgroup import Cgroup
 
 
 def describe_host() -> dict[str, object]:
-    """Return the facts about the machine, as JSON can have them; None: it cannot be seen from here.
-
-    ``limits`` are those of the control groups that this process is in; one that is not set is left out.
-    """
+    """The facts about the machine, as JSON can have them; None: it cannot be seen from here. Only limits that are set are there."""
     group = Cgroup()
     memory = _field("/proc/meminfo", "MemTotal")
     return {

@@ -69,11 +69,7 @@ SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is 
 class Attempt:
     """One attempt: measure, judge, publish, cool down, each once.
 
-    Attributes:
-        remaining_after_s: phases of the campaign's later experiments, seconds.
-        failures: of the steps that failed, in order.
-        remarks: what the current step noticed without failing; kept with it in the manifest.
-        abort: ends a start or a recording; set by a death that ends the attempt, or by an interruption.
+    ``remarks``: what the current step noticed without failing; ``abort`` ends a start or a recording.
     """
 
     experiment: ExperimentSpec
@@ -110,9 +106,7 @@ class Attempt:
     def measure(self) -> None:
         """Preflight, deploy, stabilise, record; and clean up, whatever came of those.
 
-        Raises:
-            CampaignInterruptedError: what is needed was away, and did not come back in time; nothing of it is left.
-            ImageError: an image cannot be had; likewise.
+        Raises CampaignInterruptedError and ImageError where something was away or cannot be had; nothing of the attempt is left.
         """
         if not self._step("preflight", self._preflight):
             self.ended_s = self.shared.clock.now_s()
@@ -211,10 +205,7 @@ class Attempt:
         return not reasons
 
     def _until_back(self, step: str, action: Callable[[], None]) -> None:
-        """Do it, and do it again while what it needs is away; how long that was is a remark of the step.
-
-        Raises CampaignInterruptedError after ``limits.wait_s``, and whatever else ``action`` raises.
-        """
+        """Do it, and again while what it needs is away, for ``limits.wait_s``; how long that was is a remark of the step."""
         path, clock, limit_s = self.shared.folder.path, self.shared.clock, self.experiment.limits.wait_s
         since_s = waited_s = 0.0
         while True:

@@ -37,12 +37,9 @@ _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CampaignFolder:
-    """One campaign on disk, with its spec and the hash of its file as they were when it began.
+    """One campaign on disk, with its spec and the hash of its file as they were when it began; its id marks every process.
 
-    Attributes:
-        path: ``results/<name>-<UTC stamp>``.
-        campaign_id: random, marks every process of the campaign.
-        source: the file it was read from, relative to the folder above ``path``; or ``shipped:<name>``.
+    ``source``: the file it was read from, relative to the folder above ``path``; or ``shipped:<name>``.
     """
 
     path: Path

@@ -23,10 +23,7 @@ _SUM = b', "crc32": '
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every whole event, oldest first; a torn last line is left out.
-
-    Raises ResultsPathError for a damaged line, and StorageError.
-    """
+    """Every whole event, oldest first; a torn last line is left out. Raises ResultsPathError for a damaged line."""
     with storage_errors(path, "read"):
         if not path.exists():
             return

@@ -36,12 +36,7 @@ def begin_load(
     campaign_id: str,
     abort: threading.Event,
 ) -> LoadProcess | LoadShards:
-    """Have requests sent until ``stop`` of what is returned, to the ports that the replicas' statuses name; ``abort`` stops the start.
-
-    Raises:
-        BackendError: a replica does not say where it serves, or what sends cannot be started.
-        StorageError: the plan cannot be written.
-    """
+    """Have requests sent to the ports that the statuses name, until ``stop`` of what is returned. Raises BackendError and StorageError."""
     scenario = experiment.workload.scenario
     assert scenario is not None  # noqa: S101 - needs_load
     assert scenario.rate is not None  # noqa: S101 - the campaign file's own check

@@ -37,13 +37,7 @@ START_PER_PROCESS_S = 0.8
 
 @dataclass(frozen=True, slots=True)
 class CampaignCost:
-    """What a campaign costs.
-
-    Attributes:
-        duration_s: stabilise, record and cool-down of every experiment.
-        starts_s: to start and to end the replicas, roughly; what is downloaded or compiled comes on top.
-        disk_bytes: an upper estimate, at 500 requests per second and replica.
-    """
+    """What a campaign costs: its phases, roughly the starts and ends of replicas, and at most so many bytes on the disk."""
 
     duration_s: float
     starts_s: float
@@ -56,14 +50,11 @@ class CampaignCost:
 
 
 def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
-    """The experiments in the order they run.
+    """The experiments in the order they run, or of an open-ended campaign as many as it may come to. Raises UsageError for an unknown metric.
 
-    ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then
-    the next, ``random`` shuffles within each repeat from the campaign's seed. The conditions of a cell
-    are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
-    whatever drifts hits all of them alike. Where a cluster's nodes have to be switched between sharing modes, those of
-    one mode follow each other within a repeat, which begins with the mode of the repeat before. Of a stress campaign these are as many as it may come to: every
-    load once, some for the halving between two, and the last with all its repeats; of repeats until something is known, all that there may be. Raises UsageError for a metric that the catalogue does not have.
+    ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then the next, ``random`` shuffles
+    within each repeat. The conditions of a cell always follow each other within a repeat: whatever drifts hits all of them alike.
+    Where nodes have to be switched, cells of one mode follow each other, beginning with the mode of the repeat before.
     """
     if spec.stress is not None:
         repeats_of_last = range(2, spec.most_repeats + 1)
@@ -98,10 +89,7 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
 
 
 def _in_blocks(order: Sequence[list[CellSpec]], before: CellSpec) -> list[list[CellSpec]]:
-    """The same order but for the modes, and under MPS the replicas, whose share they set: each of these in one block.
-
-    ``before``: what the nodes are set up for; its block comes first. The others come in the order of their first cells.
-    """
+    """The same order, but each mode (and number of replicas under MPS, which sets their share) in one block, that of ``before`` first."""
     modes = list(dict.fromkeys([before.sharing, *(cells[0].sharing for cells in order)]))
     setups = list(dict.fromkeys([_setup(before), *(_setup(cells[0]) for cells in order)]))
     return sorted(order, key=lambda cells: (modes.index(cells[0].sharing), setups.index(_setup(cells[0]))))
@@ -155,10 +143,7 @@ def _is_unseen(metric: Metric, workload: WorkloadSpec) -> bool:
 
 
 def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
-    """The experiments that will be run in any case.
-
-    All; or the first point of each of a stress campaign's series; or the repeats before the first look at what is known.
-    """
+    """The experiments that will be run in any case: all, the first point of each series, or the repeats before the first look."""
     if spec.stress is None:
         looked_at = FIRST_LOOK if spec.until_known else spec.most_repeats
         return [experiment for experiment in expand(spec) if experiment.repeat <= looked_at]

@@ -61,11 +61,7 @@ class Planner:
         self._given: set[str] = set()
 
     def following(self) -> list[ExperimentSpec]:
-        """What to run next, once what was given before is done; nothing when the answer is there.
-
-        Raises:
-            HarnessError: what was given before left no result.
-        """
+        """What to run next, once what was given before is done; nothing when the answer is there. Raises HarnessError."""
         if not self._begun:
             self._begun = True
             if replayed := self._replayed():
@@ -275,10 +271,7 @@ def published_source(folder: Path, said: Path) -> CampaignSource:
 
 
 def most_repeats(source: CampaignSource, limit: int | None) -> int:
-    """Repeats of a cell that there may be here: ``limit``, or four times those of the campaign.
-
-    Raises UsageError for a limit of a campaign that finds their number itself.
-    """
+    """Repeats of a cell that there may be here: ``limit`` (UsageError where a campaign finds it itself), or four times as many."""
     if not source.spec.open_ended:
         return limit or min(TIMES * source.spec.most_repeats, MOST_REPEATS)
     if limit:

@@ -32,11 +32,9 @@ def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend
 
 
 def refuse_errors(issues: Sequence[Issue], *, under_way: bool = False) -> None:
-    """Raise PreflightError when one of them is an error; names all of them. It costs one experiment of a campaign that is under way.
+    """Raise PreflightError when one of them is an error; names all of them.
 
-    Raises, under way:
-        AwayError: nothing refuses but what may come back by itself.
-        ImageError: an image cannot be had.
+    Of a campaign under way it costs one experiment: AwayError where all may come back by themselves, ImageError for an image.
     """
     errors = [issue for issue in issues if issue.severity is IssueLevel.ERROR]
     if not errors:
@@ -86,10 +84,7 @@ def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Is
 def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:
     """Look at everything that speaks against a campaign, ``say`` it, and make its folder below ``results``; ``force``: despite errors.
 
-    Raises:
-        UsageError: it is larger than it may be.
-        PreflightError: this machine cannot run it.
-        StorageError: ``results`` cannot be written.
+    Raises UsageError (larger than it may be), PreflightError (not on this machine) and StorageError.
     """
     check_limits(source.spec, most(source.spec))
     issues = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
@@ -118,10 +113,7 @@ def examine() -> list[Check]:
 
 
 def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> tuple[list[Check], str]:
-    """Every check of a cluster, and the YAML that an administrator applies where access lacks. Changes nothing.
-
-    Without ``experiments`` only what is true of every campaign is checked.
-    """
+    """Every check of a cluster (true of every campaign, and of ``experiments``), and the YAML to apply where access lacks. Changes nothing."""
     from harness.backends.kubernetes import monitoring, preflight, rights
     from harness.backends.kubernetes.backend import KubernetesBackend
 
@@ -159,10 +151,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
 
 
 def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec, list[ExperimentSpec]]:
-    """What to look at on a cluster: of a campaign file or its name, else every default and no experiment.
-
-    ``namespace`` stands in place of the campaign's. Raises UsageError for a campaign of this machine, or no such name.
-    """
+    """What to look at on a cluster: of a campaign file or its name, else every default. Raises UsageError."""
     spec, experiments = KubernetesSpec(), list[ExperimentSpec]()
     if file is not None:
         campaign = read_source(file).spec

@@ -31,12 +31,7 @@ POLL_S = 0.01
 
 
 def gpu_to_probe(sharing: Sharing) -> GpuFacts:
-    """The first GPU that CUDA_VISIBLE_DEVICES lets through, free to be measured under ``sharing``.
-
-    Raises:
-        UsageError: nobody takes turns under that mode.
-        PreflightError: there is no GPU, or what runs on it would be measured, too.
-    """
+    """The first GPU that CUDA_VISIBLE_DEVICES lets through. Raises UsageError, and PreflightError where others would be measured, too."""
     if not mode_of(sharing).shares_gpu:
         raise UsageError(f"Under sharing {sharing.value} processes take no turns.", advice="Probe time-slicing or mps.")
     gpus, why_none = gpu_facts()
@@ -71,11 +66,7 @@ def _problem(gpu: GpuFacts) -> tuple[str, str]:
 def probe(
     gpu: GpuFacts, sharing: Sharing, *, processes: int, seconds: float, repeats: int, say: Callable[[str], None]
 ) -> list[Turns]:
-    """The turns of each repeat, with new processes each time; nothing is left running or on the disk.
-
-    Under MPS with a daemon of our own; ``say`` takes a sentence for each repeat. Raises BackendError where a process or the
-    daemon failed.
-    """
+    """The turns of each repeat, with new processes (and under MPS a new daemon) each; nothing is left. Raises BackendError."""
     repeated = []
     for repeat in range(1, repeats + 1):
         with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder, ExitStack() as stack:

@@ -50,14 +50,7 @@ class CampaignStatus:
 
 
 def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
-    """Read the state of the campaign in ``path``.
-
-    Args:
-        path: its folder.
-        now_s: since the epoch; None: what the clock says.
-
-    Raises ResultsPathError, ConflictError or StorageError.
-    """
+    """Read the state of the campaign in the folder ``path``. Raises ResultsPathError, ConflictError or StorageError."""
     folder = open_folder(path)
     events = list(read_events(folder.state))
     attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")

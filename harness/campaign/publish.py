@@ -37,25 +37,12 @@ def publish(
     say: Callable[[str], None] = lambda _note: None,
     partial: bool = False,
 ) -> Path:
-    """Verify a campaign and make the archive of it; returns its path.
+    """Verify a campaign and make the archive of it (default: beside ``path``, named like the campaign); returns its path.
 
     It holds what the manifests list, the campaign's own files, its summary and its table of experiments, and what describes them
-    all (RO-Crate); the report and its plots follow from those.
+    all (RO-Crate). ``resolution_ns``: instants are rounded to this, in a form that packs well; None: every file as it is.
 
-    Args:
-        path: the campaign's folder, or an archive of it.
-        out: the archive, a new file ending in ``.tar.xz``; None: beside ``path``, named like the campaign.
-        citation: who made it and on what terms; None: nobody says.
-        resolution_ns: condense it: instants are rounded to this, in a form that packs well; None: every file as it is.
-        say: told what a reader of the set should know, e.g. that experiments are missing.
-        partial: publish what is finished of a campaign that is not.
-
-    Raises:
-        ResultsPathError: the folder is no campaign, or holds more than an archive may.
-        UsageError: the campaign is not finished, ``out`` has another ending, or an archive was condensed to another resolution.
-        VerificationError: a file is not what its manifest says, or nothing is finished.
-        ConflictError: ``out`` exists, or the campaign runs.
-        StorageError: a file cannot be read or written.
+    Raises ResultsPathError, UsageError (not finished, or another ending), VerificationError, ConflictError (it runs) and StorageError.
     """
     with opened(path) as folder:
         campaign = folder.resolve()
@@ -111,10 +98,7 @@ def _files(campaign: Path, into: Path, resolution_ns: int | None) -> dict[str, P
 
 
 def _described(campaign: Path, files: dict[str, Path], into: Path, citation: Citation) -> dict[str, Path]:
-    """Write the table of experiments and what describes the files; returns their paths by name.
-
-    Of one campaign and citation always the same bytes: nothing here says when it was published.
-    """
+    """Write the table of experiments and what describes the files, always the same bytes; returns their paths by name."""
     from harness.analysis import campaign_table
     from harness.analysis.campaign import analyse
     from harness.analysis.comparability import environment
@@ -165,11 +149,9 @@ def experiments_in(path: Path) -> list[Path]:
 
 
 def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float) -> dict[str, dict[str, Any]]:
-    """Export the windows of the experiments in ``source`` once more, into ``out``; returns the summaries by folder.
+    """Export the windows of the experiments in ``source`` once more, into ``out`` or a folder each below it; the summaries by folder.
 
-    Args:
-        source: an experiment, whose CSVs come to lie in ``out``; or a campaign: in a folder each below it.
-        url: of the server that has the samples; None: the one that recorded them.
+    ``url``: of the server that has the samples; None: the one that recorded them.
     """
     folders = experiments_in(source)
     recorded = [recorded_window(folder) for folder in folders]

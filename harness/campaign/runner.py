@@ -47,13 +47,9 @@ def is_answer(manifest: Manifest, *, others_fit: bool) -> bool:
 
 
 class CampaignRunner:
-    """One run over one campaign folder, which is locked while ``run`` runs; and what its attempts share.
+    """One run over one campaign folder, which is locked meanwhile; and what its attempts share.
 
-    Attributes:
-        listener: called from this thread and from the backend's.
-        gpus: whose temperature ends a cool-down.
-        rehearsed: the backend has rehearsed in this run; set by the first attempt that did.
-        interrupted: ends every wait, which a death does not.
+    ``gpus``: whose temperature ends a cool-down; ``rehearsed``: by an attempt of this run; ``interrupted`` ends every wait.
     """
 
     journal: Journal
@@ -82,11 +78,8 @@ class CampaignRunner:
     def run(self, *, again: Sequence[Status] = ()) -> CampaignOutcome:
         """Run every experiment that is not done yet; finished ones with a verdict of ``again`` are set aside and run again.
 
-        Raises:
-            ConflictError: another harness holds the campaign.
-            StorageError: the disk refuses; what is there stays.
-            ImageError: the image of a pod cannot be had; the experiments that need it are still to be run.
-            CampaignInterruptedError: ``interrupt`` was called, a signal came, or what is needed was away for too long.
+        Raises ConflictError (another harness holds it), StorageError, ImageError (what needs the image is still to be run), and
+        CampaignInterruptedError: ``interrupt``, a signal, or something needed was away for too long.
         """
         with self.folder.lock():
             self.journal = Journal(self.folder.state)

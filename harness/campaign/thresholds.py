@@ -43,14 +43,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What was asked.
-
-    Attributes:
-        wanted: what to fail on.
-        baseline: campaign to compare with, where that is not the first of several given.
-        within: relative difference from the baseline that counts as none.
-        latency_limit_s: p99 that every configuration has to keep, in place of the campaign's objective.
-    """
+    """What was asked: what to fail on, the campaign to compare with, the relative difference that counts as none, and a p99 to keep."""
 
     wanted: frozenset[FailOn]
     baseline: Path | None = None
@@ -120,14 +113,7 @@ class Thresholds:
         *,
         advice: str = "The report says why.",
     ) -> Judgement:
-        """What is not as it was asked to be.
-
-        Args:
-            statuses: of each experiment, by its name.
-            slo: what came of the objective in each experiment that has one; as in ``server.json``.
-            compared: each campaign with its baseline, where a regression is asked about.
-            advice: what to do about INVALID experiments.
-        """
+        """What is not as asked, by the statuses and objectives of experiments and campaigns compared with their baseline."""
         bad = {name: status for name, status in statuses.items() if status in {Status.INVALID, MISSING}}
         degraded = [name for name, status in statuses.items() if status == Status.DEGRADED]
         unmet = [f"{name} ({judged['outcome']})" for name, judged in slo.items() if judged["outcome"] != "pass"]
@@ -226,10 +212,7 @@ def thresholds(
 
 
 def judge_analyses(limits: Thresholds, analyses: Sequence[CampaignAnalysis]) -> Judgement:
-    """What is not as asked in campaigns that ran already; of several, the first is the baseline of the others.
-
-    Raises UsageError where a campaign cannot answer it, StorageError or ResultsPathError where a file cannot be read.
-    """
+    """What is not as asked in campaigns that ran already; of several, the first is the baseline. Raises UsageError."""
     from harness.analysis.contrasts.reproduction import reproduction
     from harness.analysis.objective import objectives
 

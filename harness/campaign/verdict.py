@@ -191,14 +191,10 @@ class GroupWatch:
 
 
 class MachineLock:
-    """Says whether another harness measures on the same GPUs, or where there are none on the same machine.
+    """Says whether another harness measures on the same GPUs (``names``: UUIDs), or where there are none on the same ``host``.
 
     Whoever measures holds a shared lock of each. Who comes second waits; if that takes too long it measures as well, and
     leaves a mark by which the first one knows.
-
-    Args:
-        names: of what is measured on: UUIDs of GPUs, or ``host``.
-        folder: of the locks; None: the machine's.
     """
 
     def __init__(self, names: Sequence[str], *, folder: Path | None = None) -> None:

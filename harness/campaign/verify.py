@@ -23,10 +23,7 @@ _OF_THE_REPORT = (layout.SUMMARY_CSV, layout.SUMMARY_JSON, layout.CAMPAIGN_PARQU
 
 
 def verify_campaign(path: Path) -> Verification:
-    """Check every finished experiment of a campaign, its journal, its plan and its report; or one experiment alone.
-
-    Raises ResultsPathError when ``path`` is neither a campaign's folder nor an experiment's.
-    """
+    """Check every finished experiment of a campaign, its journal, its plan and its report; or one experiment. Raises ResultsPathError."""
     if (path / layout.MANIFEST).is_file():
         return verify_experiment(path)
     if old_profile.is_old_profile(path):

@@ -25,12 +25,7 @@ def document(analysis: CampaignAnalysis, report: Path) -> dict[str, Any]:
 
 
 def show(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:
-    """Print what the report begins with, and a line of figures per workload, sharing mode, replica count and condition.
-
-    Args:
-        analysis: of the campaign.
-        printed: sentences that have been printed already.
-    """
+    """Print what the report begins with but for what was ``printed``, and a line of figures per configuration."""
     from harness.analysis.axes import families
     from harness.analysis.goodput import bests
     from harness.analysis.narrative import concerns, headline

@@ -50,13 +50,7 @@ class TaskStarted:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnded:
-    """A task ended on one host.
-
-    Attributes:
-        error: the host's own words, clipped; empty unless it failed.
-        path: file and line of the task.
-        message: what a debug task said: any plain data; None for all other tasks.
-    """
+    """A task ended on one host: its own words where it failed, file and line, and what a debug task said."""
 
     at_s: float
     host: str
@@ -174,12 +168,7 @@ def _role(data: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AccessObstacle:
-    """What stands in the way of working on a host.
-
-    Attributes:
-        words: a pattern of what Ansible says then.
-        what: a sentence, with {host}.
-    """
+    """What stands in the way of working on a host: what Ansible says then, and a sentence with {host}."""
 
     code: str
     words: str
@@ -237,10 +226,7 @@ LOST = AccessObstacle(
 
 
 def obstacle(error: str, *, had_answered: bool) -> AccessObstacle | None:
-    """What the words of a failure mean; None where it is none of these.
-
-    had_answered: whether the host had done something in this run, so that an end of the connection came in its middle.
-    """
+    """What the words of a failure mean; ``had_answered``: the host did something in this run, and then lost the connection."""
     candidates = (*OBSTACLES, LOST) if had_answered else OBSTACLES
     return next((known for known in candidates if re.search(known.words, error)), None)
 
@@ -267,12 +253,7 @@ class TaskRecord:
 
 @dataclass(slots=True)
 class RoleTiming:
-    """Work of one role in one run.
-
-    Attributes:
-        tasks: tasks begun, handlers included.
-        duration_s: wall-clock seconds from the start of each task to the start of the next, summed.
-    """
+    """Work of one role in one run: tasks begun, and seconds from the start of each to the start of the next."""
 
     role: str
     tasks: int = 0
@@ -282,13 +263,7 @@ class RoleTiming:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run of one playbook.
-
-    Attributes:
-        hosts: per host, how many tasks ended ok, changed, skipped, failures, dark (unreachable), rescued, ignored.
-        failures: what failed and was not rescued.
-        output: last lines Ansible said outside of tasks.
-    """
+    """One run of one playbook: counts per host, failures that were not rescued, changes, seconds per role, the last output."""
 
     playbook: str
     status: RunStatus

@@ -158,11 +158,7 @@ def package_states(text: str) -> dict[str, PackageState]:
 
 @contextmanager
 def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator[TestinfraMachine]:
-    """A machine of the inventory, as root, reached the way the playbooks reach it.
-
-    Raises UsageError where the host is unknown or root's rights cannot be had, NodeUnreachableError where it does
-    not answer.
-    """
+    """A machine of the inventory, as root, reached the way the playbooks reach it. Raises UsageError and NodeUnreachableError."""
     ours = {"ANSIBLE_CONFIG": str(project / "ansible.cfg"), "PATH": path_with_ours()}
     with _environment(ours), tempfile.TemporaryDirectory(prefix="harness-ssh-") as sockets:
         native = _native_host(host, inventory)

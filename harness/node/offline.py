@@ -91,15 +91,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class OfflineList:
-    """What a mirror has to hold.
-
-    Attributes:
-        distribution_packages: names in the distribution's own archive; which versions is the distribution's matter.
-        image_sources: image -> where it is fetched from: itself, or its place in a mirror.
-        requirements: what pip installs into the workload image, one requirement each.
-        architecture: of packages and images, as Debian calls it.
-        index: where pip finds it; empty: where it is told on the machine, or upstream.
-    """
+    """What a mirror has to hold; ``image_sources``: where each image is fetched from, ``index``: where pip finds requirements."""
 
     repositories: tuple[Repository, ...]
     packages: tuple[Package, ...]
@@ -126,10 +118,7 @@ class OfflineList:
 
 
 def collect(project: Path, *, inventory: Path | None = None, kinds: Sequence[str] = ()) -> OfflineList:
-    """The list for the versions that this inventory chooses.
-
-    Raises UsageError for an unknown kind, NodeError where the inventory or the table is wrong.
-    """
+    """The list for the versions that this inventory chooses. Raises UsageError for an unknown kind, else NodeError."""
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown:
         raise UsageError(f"There is nothing called {', '.join(unknown)}.", advice=f"Choose from {', '.join(KINDS)}.")
@@ -249,11 +238,7 @@ def fetch_all(wanted: OfflineList, folder: Path, *, say: Callable[[str], None]) 
 
 
 def fetch_file(url: str, path: Path, sha256: str) -> bool:
-    """Bring a file to ``path``, whole and with this sum or not at all; False when it was there already.
-
-    Raises FetchError where it cannot be had in three attempts or has another sum, StorageError where it cannot be
-    written.
-    """
+    """Bring a file to ``path``, whole and with this sum or not at all; False when it was there. Raises FetchError and StorageError."""
     with storage_errors(path):
         if path.is_file() and sha256_of(path) == sha256:
             return False

@@ -43,14 +43,7 @@ _STOP_GRACE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What to run.
-
-    Attributes:
-        playbook: path, absolute or below the project.
-        inventory: path of the inventory; None: the one that ``ansible.cfg`` names.
-        variables: non-secret extra variables; they can be seen in the process list.
-        timeout_s: stop the run after this many seconds; None: never.
-    """
+    """What to run: a playbook below the project, for an inventory (None: ``ansible.cfg`` names it), with variables that anybody may see."""
 
     playbook: Path
     inventory: Path | None = None
@@ -62,13 +55,7 @@ class RunRequest:
 
 
 class NodeRunner:
-    """Runs playbooks of one project.
-
-    Args:
-        project: folder with ``ansible.cfg``, playbooks and roles; Ansible runs in it.
-        listener: called with every event, in the thread that called ``run``; may be slow.
-        become_password: typed at sudo's question; kept in memory only.
-    """
+    """Runs playbooks of one project; ``listener`` is called in the caller's thread, the password is kept in memory only."""
 
     def __init__(self, project: Path, *, listener: Listener | None = None, become_password: str | None = None) -> None:
         self._project = project.resolve()
@@ -76,11 +63,9 @@ class NodeRunner:
         self._become_password = become_password
 
     def run(self, request: RunRequest) -> RunSummary:
-        """Run one playbook to its end.
+        """Run one playbook to its end; then every process of the run has ended and its folder is gone.
 
-        A failed task is in the summary (``require_ok`` raises it). Raises UsageError for a request that
-        cannot be run, PlaybookError when Ansible could not begin, NodeInterruptedError on SIGINT or SIGTERM;
-        when this returns or raises, every process of the run has ended and its folder is gone.
+        A failed task is in the summary. Raises UsageError, PlaybookError (Ansible could not begin) and NodeInterruptedError.
         """
         _refuse_what_cannot_run(self._project, request)
         in_memory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None  # noqa: S108 - mkdtemp makes it ours
@@ -163,10 +148,7 @@ class NodeRunner:
 def resolve(
     project: Path, names: Sequence[str], *, inventory: Path | None = None, limit: str = ""
 ) -> dict[str, dict[str, Any]]:
-    """What variables come to on each node, resolved by Ansible itself: host -> name -> value, empty where it has none.
-
-    Talks to no machine. Raises NodeError where the inventory, a value or the limit is wrong.
-    """
+    """What variables come to on each node, resolved by Ansible, which talks to no machine: host -> name -> value. Raises NodeError."""
     values: dict[str, dict[str, Any]] = {}
 
     def take(event: NodeEvent) -> None:
@@ -185,10 +167,7 @@ def resolve(
 
 
 def find_project(start: Path | None = None) -> Path:
-    """Folder with ``site.yml``: named by HARNESS_PROJECT, else here or above, else the harness's own.
-
-    Raises UsageError where there is none.
-    """
+    """Folder with ``site.yml``: named by HARNESS_PROJECT, else here or above, else the harness's own. Raises UsageError."""
     named = os.environ.get("HARNESS_PROJECT")
     here = (start or Path.cwd()).resolve()
     candidates = [Path(named)] if named else [here, *here.parents, data_path(_MARK).parent]
@@ -222,10 +201,7 @@ def _refuse_what_cannot_run(project: Path, request: RunRequest) -> None:
 
 
 class _AnsibleProcess:
-    """One process of ansible-playbook, under its supervisor, and the thread that reads it: ``events`` until None.
-
-    ``interrupted``: set it to end the run soon, also from a signal handler.
-    """
+    """One run under its supervisor, and the thread that reads it: ``events`` until None; set ``interrupted`` to end it soon."""
 
     def __init__(self, folder: Path, config: Any, timeout_s: float | None) -> None:
         self.interrupted = self.timed_out = self._stopped = False

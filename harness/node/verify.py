@@ -82,14 +82,7 @@ class NodeVerdict:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRequest:
-    """What to judge.
-
-    Attributes:
-        inventory: None: the one that ``ansible.cfg`` names.
-        limit: hosts to judge; empty: every node of the inventory.
-        areas: first parts of check names (``swap``, ``crio``...); empty: all.
-        wait_s: how long to judge again while something fails; a cluster needs a while after a reboot.
-    """
+    """What to judge: hosts, and areas of checks (``swap``, ``crio``...; empty: all), for up to ``wait_s`` while something fails."""
 
     inventory: Path | None = None
     limit: str = ""
@@ -98,10 +91,7 @@ class VerifyRequest:
 
 
 def verify(project: Path, request: VerifyRequest) -> list[NodeVerdict]:
-    """The verdict on every node of the request, in the inventory's order.
-
-    Raises UsageError for an area that does not exist, NodeError where a node cannot be judged at all.
-    """
+    """The verdict on every node of the request. Raises UsageError for an unknown area, NodeError where a node cannot be judged."""
     checks = selected(request.areas)
     variables = resolve(project, VARIABLES, inventory=request.inventory, limit=request.limit)
     verdicts = [
@@ -176,10 +166,7 @@ def _judge_until(
 
 
 def until_ok(once: Callable[[], NodeVerdict], *, wait_s: float, retry_s: float = _RETRY_S) -> NodeVerdict:
-    """The first verdict without a failure, or the last one in ``wait_s`` seconds.
-
-    A machine that does not answer is asked again too; raises NodeUnreachableError where it is silent at the end.
-    """
+    """The first verdict without a failure, or the last one in ``wait_s`` seconds. Raises NodeUnreachableError of a machine silent at the end."""
     deadline_s = time.monotonic() + wait_s
     while True:
         last = time.monotonic() + retry_s >= deadline_s
@@ -205,12 +192,7 @@ class BootState:
 
 @dataclass(frozen=True, slots=True)
 class RebootReport:
-    """What the reboot test found.
-
-    Attributes:
-        reboot_s: seconds of the reboot itself, until the machine answered; None when somebody else rebooted it.
-        recovery_s: seconds from then until nothing failed any more (or the waiting was over).
-    """
+    """What the reboot test found; ``reboot_s``: None when somebody else rebooted, ``recovery_s``: from then until nothing failed."""
 
     before: Sequence[BootState]
     after: Sequence[NodeVerdict]
@@ -241,11 +223,7 @@ class RebootTest:
     become_password: str | None = None
 
     def run(self) -> RebootReport:
-        """All of it, for nodes that are not the machine we are on.
-
-        Raises UsageError for a node reached by connection local, NodeError where a node is unwell before or does not
-        come back.
-        """
+        """All of it, for nodes that are not the machine we are on. Raises UsageError for that one, NodeError where a node is unwell."""
         self._refuse_local()
         before = self._state()
         self.step("rebooting")

@@ -127,14 +127,7 @@ CheckFunction = Callable[[Node], Observation]
 
 @dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """One check.
-
-    Attributes:
-        name: ``area/subject``; the area is what ``--only`` selects by.
-        unit: systemd unit whose journal explains a failure; empty: none does.
-        kinds: kinds of node it judges.
-        when: raises NotApplicableError for a node that it does not judge; None: it judges every one.
-    """
+    """One check: ``area/subject``, the unit whose journal explains a failure, and ``when``, which lets other nodes through."""
 
     name: str
     function: CheckFunction
