@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from harness.errors import UnlikeResultsError, counted
 from harness.results.manifest import Manifest
+from harness.sharing.modes import mode_of
 from harness.spec import WorkloadSpec
 
 _GIB = 2**30
@@ -61,6 +62,33 @@ def _reserved(replica: Mapping[str, Any]) -> str:
     return f"{replica.get('qos_class') or 'class unknown'}: {'; '.join(parts) or 'nothing reserved'}"
 
 
+def part_of_gpu(manifest: Manifest) -> str:
+    """SMs that each replica saw, e.g. ``14 of 132 SMs (10.6%)``, the whole where its driver told; empty: none says."""
+    return ", ".join(sorted({_sms(replica) for replica in manifest.replicas if replica.get("multiprocessors")}))
+
+
+def _sms(replica: Mapping[str, Any]) -> str:
+    sms, whole = replica["multiprocessors"], (replica.get("gpu") or {}).get("multiprocessors")
+    return f"{sms} of {whole} SMs ({sms / whole:.1%})" if whole else f"{sms} SMs"
+
+
+def _parts(manifest: Manifest) -> dict[str, str]:
+    """What of its GPU each replica had, whatever its cell is called; what nobody says is left out."""
+    cell, replicas = manifest.experiment.cell, manifest.replicas
+    limits = {f"{key} {text}" for replica in replicas for key, text in (replica.get("devices") or {}).items()}
+    sms = {replica["multiprocessors"] for replica in replicas if replica.get("multiprocessors")}
+    limiting = replicas if mode_of(manifest.experiment.sharing).concurrent and not sms else []
+    facts = {
+        "SMs": ", ".join(map(str, sorted(sms))),
+        "slices of each GPU": ", ".join(
+            sorted({str(replica["gpu_slices"]) for replica in limiting if replica.get("gpu_slices")})
+        ),
+        "limits of devices": ", ".join(sorted(limits)) or "none",
+    }
+    title = ", ".join(filter(None, (f"{cell.workload.name} with {cell.replicas}", cell.mode, cell.condition_name)))
+    return {f"{name} of each replica ({title})": value for name, value in facts.items() if value}
+
+
 MACHINE: dict[str, Callable[[Manifest], str]] = {
     "GPU": gpu_names,
     "GPU driver": lambda manifest: _each(gpu.driver for gpu in manifest.gpus),
@@ -89,6 +117,8 @@ SURROUNDINGS: dict[str, Callable[[Manifest], str]] = {
 }
 """What is said, and is no reason to refuse."""
 
+_NOT_EVERYWHERE = ("GPU power limit", "GPU clock")
+
 _WORKLOAD = (
     "target",
     "batch_size",
@@ -107,7 +137,7 @@ _WORKLOAD = (
 
 def refuse_unlike(manifests: Iterable[Manifest]) -> None:
     """Raise UnlikeResultsError when the machines differ in what explains a difference in the figures."""
-    if unlike := _unlike(_facts(MACHINE, manifest) for manifest in manifests):
+    if unlike := _unlike(_refused(manifest) for manifest in manifests):
         raise UnlikeResultsError(
             f"These results come from unlike machines: {' '.join(unlike)}",
             advice="A difference between them would be the machines' as much as anything else's. "
@@ -119,9 +149,15 @@ def differences(manifests: Iterable[Manifest]) -> list[str]:
     """Everything that is not the same everywhere, one sentence each, the machine first."""
     every = list(manifests)
     return [
-        *_unlike(_facts({**MACHINE, **SURROUNDINGS}, manifest) for manifest in every),
+        *_unlike(_facts({**MACHINE, **SURROUNDINGS}, manifest) | _parts(manifest) for manifest in every),
         *_unlike(_settings(manifest.experiment.workload) for manifest in every),
     ]
+
+
+def _refused(manifest: Manifest) -> dict[str, str]:
+    """The facts that have to be the same; what pods do not always see is said alone where they do not."""
+    machine = _facts(MACHINE, manifest) | _parts(manifest)
+    return {name: value for name, value in machine.items() if value != "unknown" or name not in _NOT_EVERYWHERE}
 
 
 def _facts(named: Mapping[str, Callable[[Manifest], str]], manifest: Manifest) -> dict[str, str]:

@@ -16,7 +16,7 @@ from harness.analysis import campaign_table, goodput, objective, summary
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.axes import pictures as pictures_of_settings
 from harness.analysis.campaign import CampaignAnalysis, MeasuredRun, analyse
-from harness.analysis.comparability import gpu_names, places, places_in_words, reserved
+from harness.analysis.comparability import gpu_names, part_of_gpu, places, places_in_words, reserved
 from harness.analysis.format import (
     clipped,
     markdown,
@@ -245,8 +245,11 @@ def _limits(manifest: Manifest) -> str:
     if not in_slices:
         return own
     slices = sorted({int(replica["gpu_slices"]) for replica in manifest.replicas if replica.get("gpu_slices")})
-    part = f"1/{' or 1/'.join(map(str, slices))}" if slices else "its part"
-    plugin = f"{part} of multiprocessors and memory, from the device plugin"
+    memory = f"1/{' or 1/'.join(map(str, slices))}" if slices else "its part"
+    # The plugin rounds a slice's percentage down, and MPS its SMs.
+    percent = " or ".join(f"{100 // number} %" for number in slices) or "its part"
+    sms = part_of_gpu(manifest) or f"{percent} of the multiprocessors"
+    plugin = f"{sms} and {memory} of the memory, from the device plugin"
     return f"{own} (of {plugin})" if manifest.experiment.mps else plugin
 
 

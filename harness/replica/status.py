@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -31,6 +32,23 @@ def mps_limits(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names if name in environment}
 
 
+def closed_pipe(environment: Mapping[str, str]) -> str:
+    """Why this process cannot reach the MPS daemon whose pipes it was given; empty: it can, or was given none."""
+    folder = Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", ""))
+    if not folder.name:
+        return ""
+    for path, needed in ((folder, os.R_OK | os.X_OK), (folder / "control", os.W_OK)):
+        try:
+            facts = path.stat()
+        except FileNotFoundError:
+            return f"there is no {folder}" if path is folder else ""  # a daemon that starts has none yet
+        except OSError as error:
+            return f"{path} cannot be looked at by user {os.getuid()} ({error.strerror})"
+        if not os.access(path, needed):
+            return f"{path} is {stat.filemode(facts.st_mode)} of user {facts.st_uid}, and this is user {os.getuid()}"
+    return ""
+
+
 class ReplicaStatus:
     """The replica's phase and facts; every change is written by one rename, so that no reader sees half of it.
 
@@ -51,6 +69,7 @@ class ReplicaStatus:
             **({"cpus": sorted(os.sched_getaffinity(0))} if settings.cpus else {}),
             "mps_pipe_directory": os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""),
             "mps_limits": mps_limits(os.environ),
+            "mps_pipe_closed": closed_pipe(os.environ),
             **_preloaded(),
             "precision": settings.precision,
             "execution": settings.execution,

@@ -37,7 +37,7 @@ GKE_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_MIG_LABEL = "cloud.google.com/gke-gpu-partition-size"
 CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
-SHARING_LABELS = (CONFIG_LABEL, MPS_LABEL, MIG_CONFIG_LABEL, STRATEGY_LABEL, PRODUCT_LABEL, REPLICAS_LABEL, GKE_LABEL)
+SHARING_LABELS = (CONFIG_LABEL, MIG_CONFIG_LABEL, STRATEGY_LABEL)
 """A change of one while replicas run is a change of how they share."""
 STRANGERS = {"hami.io/node-nvidia-register": "HAMi"}
 """Who lends GPUs by a way of their own, by the annotation of theirs on a node."""

@@ -194,6 +194,8 @@ class SharingMode:
         under = status.get("mps_pipe_directory")  # an image of before does not tell
         if under is not None and bool(under) is not self.concurrent:
             return f"runs {'under' if under else 'without'} MPS"
+        if self.concurrent and status.get("mps_pipe_closed"):
+            return f"does not reach the MPS daemon: {status['mps_pipe_closed']}"
         device = str(status.get("device_name") or "")
         on_instance = " MIG " in device
         if status.get("device") == "cuda" and device and (self.own_gpu if on_instance else self.own_instance):

@@ -34,7 +34,6 @@ MEMORY_LABEL = "nvidia.com/gpu.memory"
 """GPU feature discovery's: MiB of one GPU."""
 _PREFIX = "harness-mps-"
 _ROUNDING = 1.005
-"""The device plugin gives whole percents."""
 
 
 class Exclusive(SharingMode):
@@ -375,14 +374,14 @@ def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, sli
         message = f"node {name(node)} does not show how many slices a GPU has: that each has {limits.in_words()} is taken on trust."
         yield Issue(IssueLevel.WARNING, "sharing", message)
         return
-    asked_percent, most = limits.percentage(experiment.replicas_per_gpu) or 100.0, 100.0 / slices
+    asked_percent, most = limits.percentage(experiment.replicas_per_gpu) or 100.0, 100 // slices
     lends = f"the device plugin gives each of {slices} slices of node {name(node)}"
-    if asked_percent > most * _ROUNDING:
+    if asked_percent > most:
         verb = "is" if experiment.replicas == 1 else "are"
         yield refusal(
             f"{counted(experiment.replicas, 'replica')} of {experiment.workload.name} {verb} to have {asked_percent:g} % of a GPU's "
-            f"multiprocessors each, and {lends} {most:g} %.",
-            "A client of MPS can only lower its share: ask for less (`mps.share`), lend fewer slices, or leave `mps` out and take "
+            f"multiprocessors each, and {lends} {most} %: it rounds down.",
+            f"A client of MPS can only lower its share: ask for less (`mps.share: {most}`), lend fewer slices, or leave `mps` out and take "
             "the plugin's part.",
         )
     memory = str(labels(node).get(MEMORY_LABEL, ""))

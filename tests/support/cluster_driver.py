@@ -352,7 +352,9 @@ class ClusterDriver:
         if self.heeded[-1:] == [wanted]:
             return
         self.slices, mps = self.plugin[wanted]
-        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"} if mps else {}
+        pipe = self.folder / "mps"
+        pipe.mkdir(parents=True, exist_ok=True)
+        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe)} if mps else {}
         self.api.delete(f"{self.collection}/{MPS_DAEMON}", grace_s=0)
         if mps:
             container = {"name": "mps-control-daemon-ctr", "image": "registry.example/plugin:1"}

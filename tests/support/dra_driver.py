@@ -7,6 +7,7 @@ finalizer until no pod has it.
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -107,7 +108,7 @@ class DraDriver:
         environment = {"NVIDIA_VISIBLE_DEVICES": self.uuids[devices["results"][0]["device"]]}
         shared = _sharing(devices)
         if shared and shared["strategy"] == "MPS" and not self.deaf:
-            environment["CUDA_MPS_PIPE_DIRECTORY"] = "/tmp/nvidia-mps"
+            environment["CUDA_MPS_PIPE_DIRECTORY"] = tempfile.gettempdir()
         return environment
 
     def _look(self) -> None:

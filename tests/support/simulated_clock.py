@@ -26,3 +26,19 @@ class SimulatedClock:
             return True
         self._offset_s += max(deadline_s - self.now_s(), 0.0)
         return False
+
+
+class StillClock:
+    """Time passes while somebody waits, and only then."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now_s(self) -> float:
+        """Seconds."""
+        return self._now_s
+
+    def wait_until(self, deadline_s: float, wake: threading.Event | None = None) -> bool:
+        """Let the time pass."""
+        self._now_s = max(self._now_s, deadline_s)
+        return wake is not None and wake.is_set()

@@ -81,6 +81,7 @@ class KubernetesBackend(Backend):
             experiments,
             campaign_id=self._campaign_id,
             prometheus=lambda: monitoring.server(api, self._spec),
+            clock=self._clock,
         )
 
     def sweep(self) -> Sequence[str]:

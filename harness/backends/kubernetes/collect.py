@@ -33,6 +33,8 @@ LAST_LINES = 5
 MAX_LOG_BYTES = 64_000_000
 PACE_S = 1.0
 """Between two requests for logs while replicas serve, as many for a hundred of them as for one: a round over more takes longer."""
+SM_STEP = 2
+"""MPS gives SMs in steps of so many, and rounds down."""
 _SERVING = "serving"
 _FILES = {
     "latencies": layout.RAW_LATENCIES,
@@ -85,12 +87,27 @@ def refuse_what_differs(statuses: Sequence[Status], experiment: ExperimentSpec, 
             denied = f" ({'; '.join(status.get('sharing_denied') or ())})" if status.get("sharing_denied") else ""
             message = f"{who} {contradiction}, and it was to be under {experiment.sharing.value}{denied}."
             raise BackendError(message, advice=sharing.log_advice)
+        if why := _smaller(status, experiment):
+            raise BackendError(
+                f"{who} {why}.",
+                advice="Lend fewer slices, ask for less (`mps.share`), or leave `mps` out and take what the slice has.",
+            )
         has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
         if limits and has is not None and has != limits:
             raise BackendError(
                 f"{who} has the limits {has} under MPS and not {limits}.",
                 advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
             )
+
+
+def _smaller(status: Status, experiment: ExperimentSpec) -> str:
+    """How much less of the GPU's multiprocessors a replica has than the campaign says; empty: it has them, or it is not known."""
+    limits = experiment.mps if mode_of(experiment.sharing).concurrent else None
+    wanted = limits.percentage(experiment.replicas_per_gpu) if limits else None
+    has, whole = status.get("multiprocessors"), (status.get("gpu") or {}).get("multiprocessors")
+    if not has or not whole or wanted is None or has > whole * wanted / 100 - SM_STEP:
+        return ""
+    return f"has {has} of the {whole} SMs of its GPU ({has / whole:.1%}), and the campaign says {wanted:g} %"
 
 
 def refuse_missing_library(statuses: Sequence[Status], experiment: ExperimentSpec) -> None:

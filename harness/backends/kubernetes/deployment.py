@@ -277,7 +277,9 @@ class KubernetesDeployment(Deployment):
     def _learn(self, api: KubernetesApi) -> None:
         """Ask every replica what it is; and the cluster, where it is."""
         its = pods.in_order(self._pods.objects)
-        replicas = [pods.as_replica(pod, index, self._neighbour) for index, pod in enumerate(its)]
+        replicas = [
+            pods.as_replica(pod, index, self._neighbour, self._spec.extra_resources) for index, pod in enumerate(its)
+        ]
         with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: collect.status(api, replica), replicas))
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])

@@ -10,9 +10,12 @@ from typing import Any
 
 from harness.backends.base import IMAGE
 from harness.backends.kubernetes.admission import COMPUTE, OF_BYTES, Amounts, PlannedPods, pod_resources
+from harness.backends.kubernetes.pods import OF_THE_NODE
 from harness.errors import Issue, IssueLevel, counted
 from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.sharing.lending import PRODUCT_LABEL
 from harness.sharing.mode import Object
+from harness.sharing.modes import MEMORY_LABEL
 from harness.sharing.node import (
     GPU_COUNT_LABEL,
     HOLDERS_ADVICE,
@@ -245,22 +248,31 @@ def _shown(key: str, value: Decimal) -> str:
 
 def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> Iterator[Issue]:
     """Whether an image can be there when a replica starts, as far as the nodes tell."""
-    registry, _, rest = image.partition("/")
+    _, _, rest = image.partition("/")
     if not (":" in rest or "@sha256:" in image) or image.endswith(":latest"):
         advice = "Name a version or a digest, so that a repeat runs the same."
         yield Issue(IssueLevel.WARNING, IMAGE, f"{image} may be another image tomorrow.", advice)
-    pulls = spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT and registry != "localhost"
-    if pulls or spec.image_pull_policy is PullPolicy.ALWAYS:
-        return
-    without = [name(node) for node in nodes if _lacks(node, image)]
+    without = lacking(nodes, spec, image)
     if without:
         ours = image == spec.image
         yield Issue(
             IssueLevel.ERROR if len(without) == len(nodes) else IssueLevel.WARNING,
             IMAGE,
-            f"{image} is not in the store of {', '.join(without)}, and no registry has it.",
+            f"{image} is not listed by the kubelet of {', '.join(without)}, and it is not pulled: {_why_not_pulled(image)}.",
             "Build it there: playbooks/workloads.yml." if ours else "Load it there, e.g. with podman load.",
         )
+
+
+def lacking(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> list[str]:
+    """The nodes that do not list an image that is not pulled; a kubelet lists one half a minute after it was loaded."""
+    pulls = spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT and not image.startswith(OF_THE_NODE)
+    if pulls or spec.image_pull_policy is PullPolicy.ALWAYS:
+        return []
+    return [name(node) for node in nodes if _lacks(node, image)]
+
+
+def _why_not_pulled(image: str) -> str:
+    return f"{OF_THE_NODE} is no registry" if image.startswith(OF_THE_NODE) else "`image_pull_policy: Never`"
 
 
 def _lacks(node: Object, image: str) -> bool:
@@ -324,16 +336,34 @@ def pressures(node: Object) -> dict[str, str]:
 
 def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
     """All nodes together as the host, and every GPU that a replica sees. ``nodes``: empty where they cannot be read."""
-    gpus: dict[str, str] = {}
+    marks = {name(node): labels(node) for node in nodes}
+    gpus: dict[str, Gpu] = {}
     for status in statuses:
-        if status.get("device_uuid"):
-            gpus.setdefault(str(status["device_uuid"]), str(status.get("device_name") or "unknown"))
+        if uuid := str(status.get("device_uuid") or ""):
+            gpus.setdefault(uuid, _gpu(len(gpus), uuid, status, marks.get(str(status.get("node")), {})))
     return Provenance(
         host=_host(nodes, statuses),
-        gpus=[Gpu(index=index, name=name, uuid=uuid) for index, (uuid, name) in enumerate(gpus.items())],
+        gpus=list(gpus.values()),
         gpus_absent="" if gpus else "no replica sees a GPU",
         software=software,
     )
+
+
+def _gpu(index: int, uuid: str, status: Mapping[str, Any], marks: Mapping[str, str]) -> Gpu:
+    """As the driver in the replica says, else GPU feature discovery's labels of its node, under the names of either version."""
+    labelled: dict[str, Any] = {
+        "driver": marks.get("nvidia.com/cuda.driver-version.full")
+        or ".".join(marks.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev")).strip("."),
+        "cuda": marks.get("nvidia.com/cuda.runtime-version.full")
+        or ".".join(marks.get(f"nvidia.com/cuda.runtime.{part}", "") for part in ("major", "minor")).strip("."),
+    }
+    memory_mib = str(marks.get(MEMORY_LABEL, ""))
+    if memory_mib.isdigit() and "-MIG-" not in marks.get(PRODUCT_LABEL, ""):
+        labelled["memory_bytes"] = int(memory_mib) * 2**20
+    known = {key: value for key, value in labelled.items() if value}
+    known |= {key: value for key, value in (status.get("gpu") or {}).items() if key in Gpu.model_fields}
+    device = str(status.get("device_name") or marks.get(PRODUCT_LABEL, "").removesuffix("-SHARED") or "unknown")
+    return Gpu(index=index, name=device, uuid=uuid, **known)
 
 
 def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Host:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
 from harness.sharing.mode import Object, PodSharing
-from harness.sharing.node import condition, name
+from harness.sharing.node import condition, name, notes
 
+OF_THE_NODE = "localhost/"
+"""Images that no registry has."""
 CONTAINER, SERVER = "replica", "server"
 """Names of the containers: the replica's, and that of the user's own server, where it asks one."""
 _BY_CAUSE = (SERVER, CONTAINER)
@@ -18,6 +20,8 @@ LAYER = "layer"
 """The init container that copies the library of a layer."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
+PARTS = ("gpu-fraction", "gpu-memory")
+"""Annotations of KAI's scheduler."""
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 GPU_LABEL = "gpu-sharing-harness/gpu"
 """Number of a GPU that is shared by a claim, where there are several, on its pods and their owner."""
@@ -45,8 +49,6 @@ _REFUSED = (
 )
 """What a registry that answers says, through CRI-O (as 1.37 was heard to say it) and containerd; after other words, such as of a
 name that is not resolved, a limit of pulls or an error of the server, the next try may be better."""
-_OF_THE_NODE = "localhost/"
-"""Images that no registry has."""
 _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError"})
 """Said of a container whose image does not have its command."""
 
@@ -63,6 +65,7 @@ class PodReplica:
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
         reserve: processors, memory and disk that the container which computes asks for, as the API server completed it.
+        devices: what else divides its GPU: limits of further resources, and which part of a GPU its annotations say.
     """
 
     index: int
@@ -83,6 +86,7 @@ class PodReplica:
     neighbour: str = ""
     reserve: Mapping[str, str] = field(default_factory=dict, hash=False)
     limit: Mapping[str, str] = field(default_factory=dict, hash=False)
+    devices: Mapping[str, str] = field(default_factory=dict, hash=False)
     qos_class: str = ""
 
     @property
@@ -99,6 +103,7 @@ class PodReplica:
             "pod_ip": self.ip,
             "sharing": self.how.mode,
             "gpu_slices": self.how.slices,
+            **({"devices": dict(self.devices)} if self.devices else {}),
             "reserve": dict(self.reserve),
             "limit": dict(self.limit),
             **({"claim": self.how.claim} if self.how.claim else {}),
@@ -178,8 +183,8 @@ def _own_order(pod: Object) -> tuple[int, str]:
     return int(index), name(pod)
 
 
-def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
-    """A pod that serves, as a replica, of the measured workload or of a neighbour."""
+def as_replica(pod: Object, index: int, neighbour: str = "", extra: Collection[str] = ()) -> PodReplica:
+    """A pod that serves, as a replica, of the measured workload or of a neighbour; ``extra``: resources that divide its GPU."""
     metadata, status = pod["metadata"], container_status(pod)
     containers = {str(entry["name"]): entry.get("resources") or {} for entry in pod["spec"]["containers"]}
     computes = next(containers[kind] for kind in _BY_CAUSE if kind in containers)
@@ -200,6 +205,10 @@ def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
         neighbour=neighbour,
         reserve=_of_the_node(computes.get("requests") or {}),
         limit=_of_the_node(computes.get("limits") or {}),
+        devices={
+            **{key: str(value) for key, value in (computes.get("limits") or {}).items() if key in extra},
+            **{key: text for key, text in notes(pod).items() if key in PARTS},
+        },
         qos_class=str((pod.get("status") or {}).get("qosClass") or ""),
     )
 
@@ -272,9 +281,7 @@ def obstacle(pod: Object) -> Obstacle | None:
         if reason in HOPELESS_WAITS:
             of_an_image = reason in _OF_AN_IMAGE
             refused = (
-                reason in _WILL_NOT_COME
-                or image.startswith(_OF_THE_NODE)
-                or any(words in message for words in _REFUSED)
+                reason in _WILL_NOT_COME or image.startswith(OF_THE_NODE) or any(words in message for words in _REFUSED)
             )
             return Obstacle(reason, message, HOPELESS_WAITS[reason], of_an_image, away=of_an_image and not refused)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, KubernetesApi
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
 from harness.backends.workload_check import check_layer_of_image
+from harness.clock import Clock
 from harness.errors import CampaignFileError, ClusterError, Issue, IssueLevel, PrometheusError
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.sharing.cluster import cluster_sharing
@@ -23,6 +25,8 @@ from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec, ScenarioKi
 
 API_SKEW_S = 3.0
 """The API server's clock is told in whole seconds, after a round trip."""
+LISTED_S, LISTED_POLL_S = 40.0, 2.0
+"""A kubelet was seen to list an image 24 to 26 s after it was loaded."""
 JOBS_SINCE = (1, 29)
 """From which version of Kubernetes on a Job takes `backoffLimitPerIndex`."""
 
@@ -34,9 +38,10 @@ def check(
     *,
     campaign_id: str,
     prometheus: Callable[[], PrometheusServer],
+    clock: Clock | None = None,
 ) -> list[Issue]:
-    """What would keep these experiments from running, or from meaning something."""
-    return Preflight(api, spec, experiments, campaign_id).check(prometheus)
+    """What would keep these experiments from running, or from meaning something; with a ``clock`` images just loaded are waited for."""
+    return Preflight(api, spec, experiments, campaign_id, clock).check(prometheus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class Preflight:
     spec: KubernetesSpec
     experiments: Sequence[ExperimentSpec]
     campaign_id: str
+    clock: Clock | None = None
 
     def check(self, prometheus: Callable[[], PrometheusServer]) -> list[Issue]:
         """Everything, the server of Prometheus last."""
@@ -118,8 +124,22 @@ class Preflight:
             yield replace(issue, away=issue.away or (lost and issue.severity is IssueLevel.ERROR))
         servers = [it.workload.server.image for it in self.experiments if it.workload.server]
         layers = [it.condition.layer.preload_image for it in self.experiments if it.condition and it.condition.layer]
-        for image in dict.fromkeys([self.spec.image, *filter(None, [*servers, *layers])]):
-            yield from nodes.check_image(usable, self.spec, image)
+        images = dict.fromkeys([self.spec.image, *filter(None, [*servers, *layers])])
+        listing = self._until_listed(usable, images)
+        for image in images:
+            yield from nodes.check_image(listing, self.spec, image)
+
+    def _until_listed(self, usable: Sequence[Object], images: Iterable[str]) -> Sequence[Object]:
+        """The nodes once they list every image that is not pulled, or as they are after a while."""
+        names, clock = {name(node) for node in usable}, self.clock
+        deadline_s = clock.now_s() + LISTED_S if clock else 0.0
+        while clock and any(nodes.lacking(usable, self.spec, image) for image in images):
+            if clock.now_s() >= deadline_s:
+                break
+            clock.wait_until(clock.now_s() + LISTED_POLL_S)
+            with contextlib.suppress(ClusterError):  # then as they were
+                usable = [node for node in self.api.list(NODES) if name(node) in names]
+        return usable
 
     def check_gpus(self, every_node: Sequence[Object], usable: Sequence[Object]) -> list[Issue]:
         """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""

@@ -25,6 +25,7 @@ from harness.metrics.prometheus.recorder import Target, active, last_error, twic
 from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import Dialect, PrometheusSource, cluster, one_of, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
+from harness.sharing.node import CAMPAIGN_LABEL
 from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadSpec
 
 SKEW_S = 1.0
@@ -47,6 +48,8 @@ SLACK = 1.25
 _DURATION = re.compile(r"(\d+)(ms|y|w|d|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _LISTED = 5
+_OF_A_CAMPAIGN = f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9]', '_', CAMPAIGN_LABEL)}"
+"""The label of pods of campaigns, as discovery tells it."""
 _UNREACHED = (
     "Look at it (kubectl -n monitoring get pods), or set `kubernetes.prometheus_url` or `kubernetes.prometheus_service` to "
     "where it is; at an address that only the cluster has (10.96.0.0/12 mostly) it is reached on the node alone."
@@ -126,7 +129,12 @@ def _clock(server: PrometheusServer, step_s: float, now_s: Callable[[], float]) 
 
 
 def _targets(targets: Sequence[Target]) -> Iterator[Issue]:
-    down = [target for target in targets if target.get("health") == "down"]
+    """What is down; but for pods of campaigns: they come and go, and one that has ended stays a target for a while."""
+    down = [
+        target
+        for target in targets
+        if target.get("health") == "down" and _OF_A_CAMPAIGN not in (target.get("discoveredLabels") or {})
+    ]
     if down:
         listed = "; ".join(
             f"{target['labels'].get('job')} {target['labels'].get('instance')}: {last_error(target)}"

@@ -25,8 +25,9 @@ from harness.backends.kubernetes.pods import SERVER, End, PodReplica
 from harness.backends.kubernetes.rights import KUEUE, KUEUE_VERSIONS
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
+from harness.sharing.lending import SHARING_LABELS
 from harness.sharing.mode import Notify, Object
-from harness.sharing.node import NODES, condition, name
+from harness.sharing.node import NODES, condition, labels, name
 from harness.spec import KubernetesSpec
 
 WATCH_TIMEOUTS = 2
@@ -261,6 +262,7 @@ class PodMonitor:
         self._dead: set[int] = set()
         self._ends: dict[tuple[int, str], End] = {}
         self._remarks: dict[str, str] = {}
+        self._marks: dict[str, dict[str, str]] = {}
         self._silent = ""
         self._doubted: dict[str, threading.Timer] = {}
         self._notice: Notify | None = None
@@ -356,6 +358,15 @@ class PodMonitor:
             self._report_all(place, why)
         else:
             self._trust(place)
+        marks = {key: labels(node).get(key, "") for key in SHARING_LABELS}
+        for key, before in self._marks.setdefault(place, marks).items():
+            if marks[key] != before:
+                change = (
+                    f"the label {key} of node {place} was {before or 'not there'} and became {marks[key] or 'none'}"
+                )
+                self._remark(
+                    f"{place}/{key}", f"{change} while replicas ran: how their GPU was shared may have changed."
+                )
         for pressure, message in nodes.pressures(node).items():
             self._remark(f"{place}/{pressure}", f"node {place} was under {pressure} while replicas ran ({message}).")
 

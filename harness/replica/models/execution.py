@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.replica.errors import CannotBeMetError
+from harness.replica.gpu import whole_gpu
 from harness.replica.settings import Settings
+from harness.replica.status import closed_pipe
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 POOL_BYTES = 64 * 2**20
@@ -28,6 +30,10 @@ Batch = TypeVar("Batch", Tensor, tuple[Tensor, Tensor])
 
 def prepare_device(settings: Settings) -> torch.device:
     """Choose the device, its CPUs, and torch's threads and stream. Raises CannotBeMetError when a GPU is demanded and absent."""
+    if settings.device != "cpu" and (why := closed_pipe(os.environ)):
+        raise CannotBeMetError(
+            f"CUDA_MPS_PIPE_DIRECTORY: {why}, so that this replica would run without MPS or not at all."
+        )
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
     if settings.torch_threads:
         torch.set_num_threads(settings.torch_threads)
@@ -63,10 +69,12 @@ def describe(settings: Settings, device: torch.device, model: nn.Module) -> dict
 def describe_device(device: torch.device) -> dict[str, object]:
     """Return the facts about where it runs, and what runs it."""
     on_gpu = device.type == "cuda"
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else ""
     return {
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
-        "device_uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else "",
+        "device_uuid": uuid,
+        **({"gpu": whole_gpu(uuid)} if on_gpu else {}),
         # Under MPS those of its share.
         "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else None,
         "torch": str(torch.__version__),

@@ -52,10 +52,10 @@ def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spe
         manifest = read_manifest(folder.final_folder(identity))
         assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
         under = manifest.experiment.sharing is Sharing.MPS
-        assert {one["sharing"] for one in manifest.replicas} == {"mps (mps-2)" if under else "(sliced-3)"}
+        assert {one["sharing"] for one in manifest.replicas} == {"mps (mps-2)" if under else "time-slicing (sliced-3)"}
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
         assert mps_limits([manifest]) == (
-            ["1/2 of multiprocessors and memory, from the device plugin"] if under else []
+            ["50 % of the multiprocessors and 1/2 of the memory, from the device plugin"] if under else []
         )
     assert driver.heeded[:3] == ["whole", "mps-2", "sliced-3"]
     assert label(driver) is None

@@ -21,6 +21,7 @@ from harness.metrics.scrape import PublishedFamily
 from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources, replica_sample
+from tests.support.simulated_clock import StillClock
 
 pytestmark = NEEDED
 
@@ -53,20 +54,6 @@ def spelt(bound):
 def start_of_data():
     """A grid time hours ago, so that every series lies in the past."""
     return float(int(time.time() - 9 * 3600) // 60 * 60)
-
-
-class StillClock:
-    """Stands still between two waits, so that every reading is made at the time of its row, as the server's samples are."""
-
-    def __init__(self, start_s):
-        self._now_s = start_s
-
-    def now_s(self):
-        return self._now_s
-
-    def wait_until(self, deadline_s, wake=None):
-        self._now_s = max(self._now_s, deadline_s)
-        return wake is not None and wake.is_set()
 
 
 class Script:

@@ -24,6 +24,7 @@ from harness.cli.app import app
 from harness.errors import HarnessError, ResultsPathError, UnlikeResultsError
 from harness.results import Manifest, Status
 from harness.results.files import sha256_of
+from harness.spec import Sharing
 from tests.unit.results.synthetic import Shape, experiment_spec, manifest_for, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=20, noise=0.005)
@@ -238,6 +239,55 @@ def test_limits_of_the_cgroup_make_two_machines_unlike(of_replicas: bool) -> Non
         refuse_unlike([full, half])
     assert environment([half])["CPU limit"] == "0.5 CPUs"
     assert {"CPU limit", "memory limit"} <= {line.partition(":")[0] for line in differences([full, half])}
+
+
+def _with_sms(sms: int | None, whole: int | None = None, **facts: object) -> Manifest:
+    spec = experiment_spec("resnet50", 8, 1, SHAPE).model_copy(update={"sharing": Sharing.MPS})
+    gpu = {"gpu": {"multiprocessors": whole}} if whole else {}
+    replica = {"multiprocessors": sms, **gpu, **facts}
+    return manifest_for(spec, SHAPE, 0.0).model_copy(update={"replicas": [replica] * 8})
+
+
+def test_cells_whose_replicas_had_unequal_parts_of_a_gpu_are_unlike() -> None:
+    slices, share = _with_sms(14, 132, pod="a", gpu_slices=8), _with_sms(16)
+    refuse_unlike([slices, slices])
+    refuse_unlike([share, _with_sms(16, 132)])
+    refuse_unlike([share, _with_sms(None)])
+    with pytest.raises(UnlikeResultsError, match=r"SMs of each replica .*: 14 against 16"):
+        refuse_unlike([slices, share])
+    for one, other in (({"gpu_slices": 8}, {"gpu_slices": 10}), ({}, {"devices": {"nvidia.com/gpucores": "30"}})):
+        with pytest.raises(UnlikeResultsError):
+            refuse_unlike([_with_sms(None, pod="a", **one), _with_sms(None, pod="a", **other)])
+
+
+@pytest.mark.parametrize(
+    ("manifest", "said"),
+    [
+        (
+            _with_sms(14, 132, pod="a", gpu_slices=8),
+            "14 of 132 SMs (10.6%) and 1/8 of the memory, from the device plugin",
+        ),
+        (
+            _with_sms(None, pod="a", gpu_slices=8),
+            "12 % of the multiprocessors and 1/8 of the memory, from the device plugin",
+        ),
+    ],
+)
+def test_the_part_of_a_slice_is_what_it_was_and_not_what_it_is_called(manifest: Manifest, said: str) -> None:
+    assert report.mps_limits([manifest]) == [said]
+
+
+def test_what_pods_do_not_always_see_of_a_gpu_is_said_and_not_refused() -> None:
+    known = manifest_for(experiment_spec("resnet50", 2, 1, SHAPE), SHAPE, 0.0)
+
+    def other(**facts: object) -> Manifest:
+        gpus = [gpu.model_copy(update=facts) for gpu in known.provenance.gpus]
+        return known.model_copy(update={"provenance": known.provenance.model_copy(update={"gpus": gpus})})
+
+    refuse_unlike([known, other(power_limit_w=None, clock_sm_max_mhz=None)])
+    for facts in ({"driver": "1.2.3"}, {"driver": None}):
+        with pytest.raises(UnlikeResultsError, match="GPU driver"):
+            refuse_unlike([known, other(**facts)])
 
 
 def test_the_gpus_are_those_that_replicas_ran_on() -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.backends.kubernetes import files, monitoring, preflight
+from harness.backends.kubernetes import files, monitoring, preflight, probe
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes
@@ -23,6 +23,7 @@ from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_admission import furnish
 from tests.support.fake_cluster import TOKEN, FakeCluster, Review
 from tests.support.fake_cluster_store import Store, parse_path
+from tests.support.simulated_clock import StillClock
 
 ERROR, WARNING = IssueLevel.ERROR, IssueLevel.WARNING
 GPU = "nvidia.com/gpu"
@@ -432,6 +433,34 @@ def test_clocks_that_differ(serve):
 def test_the_image(spec, images, severity):
     found = list(check_image([node(images=images)], spec, spec.image))
     assert [one.severity for one in found] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(("lists_after_s", "severity"), [(26, None), (60, ERROR)])
+def test_an_image_that_was_just_loaded_is_waited_for(serve, lists_after_s, severity):
+    api, clock = serve({NODES: node(images=[])}), StillClock()
+
+    def nodes(path, **selected):
+        listed = KubernetesApi.list(api, path, **selected)
+        return [node()] if path == NODES and clock.now_s() >= lists_after_s else listed
+
+    api.list = nodes
+    issues = preflight.check(api, SPEC, [], campaign_id="mine", prometheus=NoPrometheus, clock=clock)
+    [*found] = [issue for issue in issues if issue.check == "image"]
+    assert [issue.severity for issue in found] == ([severity] if severity else [])
+    assert clock.now_s() <= preflight.LISTED_S
+    assert "registry has it" not in str(found)
+
+
+def target(**discovered):
+    return {"health": "down", "labels": {"job": "pods", "instance": "10.0.0.7:9400"}, "discoveredLabels": discovered}
+
+
+@pytest.mark.parametrize(
+    ("discovered", "counted"),
+    [({}, 1), ({"__meta_kubernetes_pod_label_gpu_sharing_harness_campaign": "mine"}, 0)],
+)
+def test_a_replica_that_has_ended_is_no_target_that_is_down(discovered, counted):
+    assert len(list(probe._targets([target(**discovered)]))) == counted
 
 
 def test_the_image_of_a_layers_library_is_looked_at_too(serve):

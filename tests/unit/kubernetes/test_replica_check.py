@@ -71,6 +71,30 @@ def test_a_server_that_set_itself_other_limits_than_asked_is_refused(has, why):
         collect.refuse_what_differs(said(mps_limits=has), limited, KubernetesSpec())
 
 
+@pytest.mark.parametrize(
+    ("has", "share", "why"),
+    [
+        (14, "1/N", r"has 14 of the 132 SMs of its GPU \(10.6%\), and the campaign says 12.5 %"),  # the plugin's 12 %
+        (16, "1/N", ""),
+        (12, 10, ""),
+        (14, "all", ""),
+    ],
+)
+def test_fewer_processors_than_a_share_of_mps_are_seen_in_the_replica(has, share, why):
+    of = asked(sharing=Sharing.MPS, mps=MpsLimits(share=share)).model_copy(update={"replicas": 8})
+    limits = {} if share == "all" else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{of.mps.percentage(8):g}"}
+    status = said(mps_pipe_directory="/mps", mps_limits=limits, multiprocessors=has, gpu={"multiprocessors": 132})
+    with pytest.raises(BackendError, match=why) if why else contextlib.nullcontext():
+        collect.refuse_what_differs(status, of, KubernetesSpec())
+
+
+def test_a_pipe_that_a_replica_may_not_use_is_named_before_anything_is_measured():
+    closed = "/mps/pipe is drwx------ of user 0, and this is user 65534"
+    status = said(mps_pipe_directory="/mps/pipe", mps_pipe_closed=closed)
+    with pytest.raises(BackendError, match=f"does not reach the MPS daemon: {closed}"):
+        collect.refuse_what_differs(status, asked(sharing=Sharing.MPS), KubernetesSpec())
+
+
 FIRST, SECOND = "replica 0 (pod pod-0)", "replica 1 (pod pod-1)"
 
 

@@ -317,6 +317,26 @@ def test_the_nodes_together_are_the_host_and_each_gpu_counts_once():
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-2"]
 
 
+LABELS = {"cuda.driver-version.full": "580.95.05", "cuda.runtime-version.full": "13.0", "gpu.memory": "143771"}
+OLD = {f"cuda.driver.{key}": value for key, value in (("major", "535"), ("minor", "104"), ("rev", "05"))}
+
+
+@pytest.mark.parametrize(
+    ("marks", "said", "facts"),
+    [
+        ({}, {}, (None, None, None)),
+        (LABELS, {}, ("580.95.05", "13.0", 143_771 * 2**20)),
+        (OLD, {}, ("535.104.05", None, None)),
+        (LABELS, {"driver": "580.159.04", "cuda": "13.0", "memory_bytes": 1}, ("580.159.04", "13.0", 1)),
+    ],
+)
+def test_driver_and_memory_are_what_the_replica_says_else_what_labels_say(marks, said, facts):
+    there = node("a", "8")
+    there["metadata"]["labels"] = {f"nvidia.com/{key}": value for key, value in marks.items()}
+    [gpu] = provenance([there], [status("a", "GPU-1") | {"gpu": said}], SOFTWARE).gpus
+    assert (gpu.driver, gpu.cuda, gpu.memory_bytes) == facts
+
+
 def test_nodes_that_may_not_be_read_are_what_their_replicas_see():
     found = provenance([], [status("a"), status("a"), status("b")], SOFTWARE)
 

@@ -18,24 +18,11 @@ from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, Device
 from tests.support.experiments import experiment, neighbour
 from tests.support.fake_cluster import Review
 from tests.support.fake_cluster_store import Refusal, Target
+from tests.support.simulated_clock import StillClock
 from tests.unit.kubernetes.test_cluster_preflight import NoPrometheus
 
 EXCLUSIVE, SLICED, MPS, MIG = Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS, Sharing.MIG
 MAP = Target("api/v1", "gpu", "configmaps")
-
-
-class StillClock:
-    """Time passes while somebody waits, and only then."""
-
-    def __init__(self):
-        self.at_s = 0.0
-
-    def now_s(self):
-        return self.at_s
-
-    def wait_until(self, deadline_s, wake=None):
-        self.at_s = max(self.at_s, deadline_s)
-        return wake is not None and wake.is_set()
 
 
 @pytest.fixture
