@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -11,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from harness.spec.condition import ConditionSpec, Replicas
 from harness.spec.experiment import CellSpec, Limits, SloSpec
 from harness.spec.kubernetes import KubernetesSpec
-from harness.spec.model import LOCAL, Apart, Lacking, OneOrSeveral, StrictModel
+from harness.spec.model import LOCAL, Apart, Lacking, OneOrSeveral, StrictModel, checked
 from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import Interval, Mode, MpsSpec, Sharing, settings_under
 from harness.spec.stress import StressLoad, StressSpec
@@ -107,17 +108,16 @@ class CampaignSpec(StrictModel):
     metrics: MetricSelection | list[str] = Field(MetricSelection.ALL, description="`all`, or names of the catalogue.")
     limits: Limits = Field(default_factory=Limits, description="Where to stop.")
 
-    @model_validator(mode="after")
-    def _can_be_counted(self) -> CampaignSpec:
+    @checked
+    def _can_be_counted(self) -> Iterator[str]:
         """Before anything makes the matrix."""
         points = len(self.replicas) * (len(self.stress.grid()) if self.stress else max(1, len(self.conditions)))
         count = len(self.workloads) * len(self._modes()) * points * self.most_repeats
         if count > MAX_EXPERIMENTS:
-            raise ValueError(
+            yield (
                 f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: "
                 "take fewer workloads, replica counts, conditions or repeats, or split it into several files."
             )
-        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -134,8 +134,8 @@ class CampaignSpec(StrictModel):
             implied["replicas"] = [int(first) if isinstance(first, float | int) else first]
         return {**implied, **given, **_short_phases(given)}
 
-    @model_validator(mode="after")
-    def _workloads_can_be(self) -> CampaignSpec:
+    @checked
+    def _workloads_can_be(self) -> Iterator[str]:
         for workload in self.workloads:
             name, server, scenario, known = (
                 workload.name,
@@ -144,125 +144,120 @@ class CampaignSpec(StrictModel):
                 self.timing.stop_when_known,
             )
             if self.slo is not None and self.slo.of_tokens and (server is None or not server.streams):
-                raise ValueError(f"`slo` limits times of tokens, and answers of {name} are no streams.")
+                yield f"`slo` limits times of tokens, and answers of {name} are no streams."
             if known is not None and scenario is not None and scenario.kind is not ScenarioKind.HTTP:
-                raise ValueError(f"`timing.stop_when_known` would cut LoadGen's test of {name} short: remove one.")
+                yield f"`timing.stop_when_known` would cut LoadGen's test of {name} short: remove one."
             if known is not None and server is not None and server.ramp_to is not None:
-                raise ValueError(
+                yield (
                     f"`timing.stop_when_known` takes the rate of {name} to stay what it is, and `ramp_to` changes it: "
                     "remove one of the two."
                 )
             test_s = (scenario.duration_s if scenario else None) or 0.0
             if test_s > self.timing.record_s:
-                raise ValueError(
+                yield (
                     f"the scenario of {name} lasts {test_s:g} s (duration_s), longer than the recording that it must lie in "
                     f"({self.timing.record_s:g} s, timing.record_s)."
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _stress_can_be(self) -> CampaignSpec:
+    @checked
+    def _stress_can_be(self) -> Iterator[str]:
         if self.stress is None:
-            return self
+            return
         if self.conditions:
-            raise ValueError("`stress` raises one load and compares no `conditions`: remove one of the two.")
+            yield "`stress` raises one load and compares no `conditions`: remove one of the two."
         if self.stress.load is StressLoad.REPLICAS and self.replicas != [self.stress.first]:
-            raise ValueError("`stress` raises the replicas itself: leave `replicas` out.")
+            yield "`stress` raises the replicas itself: leave `replicas` out."
         if self.slo is None and (self.stress.price_per_gpu_hour, self.stress.price_per_kwh) != (None, None):
-            raise ValueError("`stress` has prices for the tokens of servers within an objective: give the `slo`.")
+            yield "`stress` has prices for the tokens of servers within an objective: give the `slo`."
         for workload in self.workloads:
             if self.stress.load is StressLoad.BATCH and (workload.server or workload.scenario):
-                raise ValueError(f"the workload {workload.name} has no batch to raise: only a closed loop has.")
+                yield f"the workload {workload.name} has no batch to raise: only a closed loop has."
             if self.stress.load is StressLoad.RATE and not workload.has_rate:
-                raise ValueError(
+                yield (
                     f"the workload {workload.name} has no rate to raise: give it a `scenario` server or http, or its `server` a "
                     "`rate` without `ramp_to`."
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _sharing_can_be(self) -> CampaignSpec:
+    @checked
+    def _sharing_can_be(self) -> Iterator[str]:
         for name, mode in (("mps", Sharing.MPS), ("time_slice", Sharing.TIME_SLICING)):
             if getattr(self, name) and mode not in self.sharing:
-                raise ValueError(
+                yield (
                     f"`{name}` has no effect without {mode.value} among the sharing modes: add it to `sharing`, or remove `{name}`."
                 )
         if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
-            raise ValueError(f"sharing exclusive needs a GPU per replica: no count is as low as `gpus` ({self.gpus}).")
+            yield f"sharing exclusive needs a GPU per replica: no count is as low as `gpus` ({self.gpus})."
         if self.time_slice and not self.by_claims:
-            raise ValueError("`time_slice` is set by claims alone: say `kubernetes.sharing_by: dra`, or leave it out.")
-        return self
+            yield "`time_slice` is set by claims alone: say `kubernetes.sharing_by: dra`, or leave it out."
 
-    @model_validator(mode="after")
-    def _cluster_can(self) -> CampaignSpec:
+    @checked
+    def _cluster_can(self) -> Iterator[str]:
         if self.backend == LOCAL:
-            return self
+            return
         if self.kubernetes is None:
-            raise ValueError(
+            yield (
                 "backend kubernetes needs a section `kubernetes`; `kubernetes: {}` takes the current context and every default."
             )
+            return
         if len(self.sharing) > 1 and not self.switches_sharing and not self.by_claims:
-            raise ValueError(
+            yield (
                 "`sharing` has several modes, and a cluster's device plugin shares the GPUs for all campaigns alike: name its "
                 "configurations in `kubernetes.device_plugin_configs`, say `kubernetes.sharing_by: dra`, or run a campaign for each."
             )
         shared = [mode.value for mode in self.sharing if mode in {Sharing.TIME_SLICING, Sharing.MPS}]
         if shared and self.kubernetes.gpus_per_replica > 1:
-            raise ValueError(
+            yield (
                 f"`kubernetes.gpus_per_replica` above 1 under {shared[0]}: two slices may be of one GPU, and NVIDIA's device plugin "
                 "refuses a pod more than one of them. Take whole GPUs (`sharing: [exclusive]`), or leave it at 1."
             )
         layered = [condition.name for condition in self.conditions if condition.layer]
         imaged = [workload.name for workload in self.workloads if workload.server and workload.server.image]
         if layered and imaged:
-            raise ValueError(
+            yield (
                 f"`conditions`: {layered[0]} has a layer, and the command of the image of {imaged[0]} is not known: put the layer into "
                 "`server.command`."
             )
-        return self
 
-    @model_validator(mode="after")
-    def _servers_that_run_already(self) -> CampaignSpec:
+    @checked
+    def _servers_that_run_already(self) -> Iterator[str]:
         running = [workload.name for workload in self.workloads if workload.server and workload.server.url]
         modes = [mode.value for mode in self.sharing if mode is not Sharing.AS_FOUND]
         if running and modes:
-            raise ValueError(
+            yield (
                 f"`sharing` {' and '.join(modes)}: {running[0]} runs already, and how it shares a GPU is as it was found. Leave "
                 "`sharing` out; other workloads go into a campaign of their own."
             )
         if running and self.conditions:
-            raise ValueError(
+            yield (
                 f"`conditions`: {running[0]} runs already, and nothing can be put between it and the machine. Run a campaign under each "
                 "condition, and compare them: harness compare"
             )
         for cell in self.cells():
             urls = cell.workload.server.url if cell.workload.server else []
             if cell.sharing is Sharing.AS_FOUND and not urls:
-                raise ValueError(f"sharing as-found is of servers that run already, and {cell.workload.name} is none.")
+                yield f"sharing as-found is of servers that run already, and {cell.workload.name} is none."
             if urls and cell.replicas > len(urls):
-                raise ValueError(
+                yield (
                     f"{cell.replicas} replicas of {cell.workload.name} are as many servers, and its `url` names {len(urls)}: "
                     "name one for each, or take fewer replicas."
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _repeats_can_be(self) -> CampaignSpec:
+    @checked
+    def _repeats_can_be(self) -> Iterator[str]:
         wanted = self.until_known
         if wanted is None:
-            return self
+            return
         if self.stress is not None:
-            raise ValueError("`stress` takes a number of `repeats`, of its last good point, and no `until_known`.")
+            yield "`stress` takes a number of `repeats`, of its last good point, and no `until_known`."
         if self.order is Order.LISTED:
-            raise ValueError("`repeats.until_known` judges block by block: `order` must be interleaved or random.")
+            yield "`repeats.until_known` judges block by block: `order` must be interleaved or random."
         cells = len(self.cells())
         least_s = FIRST_LOOK * cells * self.timing.phases_s
         if wanted.budget_s < least_s:
-            raise ValueError(
+            yield (
                 f"`repeats.until_known.budget` of {wanted.budget} is too short to know anything: the {FIRST_LOOK} repeats of "
                 f"{cells} cells before the first look take {least_s:g} s of phases. Raise it, or take shorter phases."
             )
-        return self
 
     @property
     def until_known(self) -> UntilKnown | None:

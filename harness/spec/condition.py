@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from harness.spec.model import LOCAL, Apart, Lacking, StrictModel, Text, VariableName
+from harness.spec.model import LOCAL, Apart, Lacking, StrictModel, Text, VariableName, checked
 from harness.spec.pods import ImageReference
 from harness.spec.scenario import ScenarioKind
 from harness.spec.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
@@ -85,17 +85,16 @@ class LayerSpec(StrictModel):
         parts += [f"with {', '.join(self.environment)} set"] if self.environment else []
         return ", ".join(parts)
 
-    @model_validator(mode="after")
-    def _says_something_once(self) -> LayerSpec:
+    @checked
+    def _says_something_once(self) -> Iterator[str]:
         if not (self.prefix or self.environment or self.preload):
-            raise ValueError("a layer needs `prefix`, `environment` or `preload`; without one leave `layer` out.")
+            yield "a layer needs `prefix`, `environment` or `preload`; without one leave `layer` out."
         if self.preload and PRELOAD_VARIABLE in self.environment:
-            raise ValueError(f"`preload` sets {PRELOAD_VARIABLE}: keep one of them.")
+            yield f"`preload` sets {PRELOAD_VARIABLE}: keep one of them."
         if self.preload_image and not _IN_IMAGE.fullmatch(self.preload or ""):
-            raise ValueError(
+            yield (
                 f"`preload_image` needs `preload`, the library's whole path in it, e.g. /opt/lib/libhook.so (found {self.preload!r})."
             )
-        return self
 
 
 class ConditionSpec(StrictModel):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from harness.spec.condition import ConditionSpec, NeighbourSpec
-from harness.spec.model import Count, Fraction, Positive, StrictModel
+from harness.spec.model import Count, Fraction, Positive, StrictModel, checked
 from harness.spec.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
 from harness.spec.timing import Timing
 from harness.spec.workload import WorkloadSpec
@@ -49,11 +49,10 @@ class SloSpec(StrictModel):
     latency_p99_ms: Positive | None = _limit(99, _LATENCY)
     error_rate: Fraction | None = Field(None, description="Share of the requests that may fail, e.g. 0.001.")
 
-    @model_validator(mode="after")
-    def _says_something(self) -> SloSpec:
+    @checked
+    def _says_something(self) -> Iterator[str]:
         if not self.model_dump(exclude_none=True):
-            raise ValueError("it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms or error_rate.")
-        return self
+            yield "it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms or error_rate."
 
     def limits(self) -> Iterator[tuple[str, str, float, float]]:
         """Name, what of a request is limited (``latency``, ``ttft``, ``itl``, ``tpot``), quantile, and limit in milliseconds."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 import harness
-from harness.spec.model import Count, StrictModel, Text, UpToADay, VariableName
+from harness.spec.model import Count, StrictModel, Text, UpToADay, VariableName, checked
 from harness.spec.pods import ImageReference, Namespaced, ObjectName, PodSettings
 
 ResourceName = Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$")]
@@ -78,13 +79,12 @@ class PrometheusAccess(StrictModel):
         description="Tenant of Mimir, Cortex or Thanos, sent as X-Scope-OrgID; null means none.",
     )
 
-    @model_validator(mode="after")
-    def _one_token(self) -> PrometheusAccess:
+    @checked
+    def _one_token(self) -> Iterator[str]:
         if self.secret is not None and self.differs("token_file", "token_env", "ca_file"):
-            raise ValueError("`secret` gives login and authority: leave `token_file`, `token_env` and `ca_file` out.")
+            yield "`secret` gives login and authority: leave `token_file`, `token_env` and `ca_file` out."
         if self.token_file is not None and self.token_env is not None:
-            raise ValueError("`token_file` and `token_env` both give the token: keep one of them.")
-        return self
+            yield "`token_file` and `token_env` both give the token: keep one of them."
 
 
 class KubernetesSpec(PodSettings):
@@ -193,33 +193,32 @@ class KubernetesSpec(PodSettings):
         """Of replicas; a claim's GPU is handed out by CDI, and NVIDIA's runtime would hand out others beside it."""
         return self.runtime_class if self.gpus_per_replica and not self.by_claims else None
 
-    @model_validator(mode="after")
-    def _can_be(self) -> KubernetesSpec:
+    @checked
+    def _can_be(self) -> Iterator[str]:
         if self.prometheus_url is None and self.prometheus_access.differs("token_file", "token_env", "ca_file"):
-            raise ValueError(
+            yield (
                 "`prometheus_access` has no token and no authority where the API server stands before Prometheus: "
                 "give its address in `prometheus_url`."
             )
         if self.queue_name is not None and self.kind is not WorkloadKind.JOB:
-            raise ValueError(
+            yield (
                 "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one, and an experiment needs all."
             )
         if self.by_claims and self.gpus_per_replica != 1:
-            raise ValueError("`sharing_by: dra` gives each replica one GPU: leave `gpus_per_replica` at 1.")
+            yield "`sharing_by: dra` gives each replica one GPU: leave `gpus_per_replica` at 1."
         if self.by_claims and self.device_plugin_configs is not None:
-            raise ValueError(
+            yield (
                 "`device_plugin_configs` has no effect with `sharing_by: dra`, where claims say how a GPU is shared: remove one of the two."
             )
         if self.gpu_resource is None and not (self.annotations or self.labels):
-            raise ValueError(
+            yield (
                 "`gpu_resource: null` needs `annotations` or `labels` that say which part of a GPU a replica has; on the CPU is `gpus_per_replica: 0`."
             )
         if self.gpu_resource is None and (self.device_plugin_configs is not None or self.gpus_per_replica > 1):
-            raise ValueError(
+            yield (
                 "`gpu_resource: null` has no slices that a device plugin lends: remove `device_plugin_configs`, and leave `gpus_per_replica` at 1."
             )
         if self.device_plugin_configs is not None and not self.gpus_per_replica:
-            raise ValueError("`device_plugin_configs` has no effect on replicas without a GPU (gpus_per_replica: 0).")
+            yield "`device_plugin_configs` has no effect on replicas without a GPU (gpus_per_replica: 0)."
         if self.mig_config is not None and self.device_plugin_configs is None:
-            raise ValueError("`mig_config` has no effect without `device_plugin_configs`: add that, or remove it.")
-        return self
+            yield "`mig_config` has no effect without `device_plugin_configs`: add that, or remove it."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 LOCAL, KUBERNETES = BACKENDS = ("local", "kubernetes")
 Location = tuple[int | str, ...]
@@ -86,12 +86,25 @@ class StrictModel(BaseModel):
         """The first of these fields that is not its default; empty: none."""
         return next((name for name in names if getattr(self, name) != _default(type(self), name)), "")
 
-    def refuse_without_effect(self, kind: StrEnum, kinds: Mapping[str, Collection[StrEnum]]) -> None:
-        """Raise ValueError where a field is given that ``kind`` does nothing with; ``kinds``: those that do, by field."""
+    def without_effect(self, kind: StrEnum, kinds: Mapping[str, Collection[StrEnum]]) -> Iterator[str]:
+        """What is wrong where a field is given that ``kind`` does nothing with; ``kinds``: those that do, by field."""
         name = self.differs(*(name for name, takers in kinds.items() if kind not in takers))
         if name:
             takers = " and ".join(taker.value for taker in type(kind) if taker in kinds[name])
-            raise ValueError(f"`{name}` has no effect with {kind.value}; it belongs to {takers}.")
+            yield f"`{name}` has no effect with {kind.value}; it belongs to {takers}."
+
+
+def checked(faults: Callable[[Any], Iterator[str]]) -> Any:
+    """A check of a whole model: a method that yields what cannot be in it, of which the first is said."""
+
+    @functools.wraps(faults)
+    def check(model: StrictModel) -> StrictModel:
+        fault = next(faults(model), None)
+        if fault is not None:
+            raise ValueError(fault)
+        return model
+
+    return model_validator(mode="after")(check)
 
 
 @functools.cache

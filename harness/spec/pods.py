@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator
 
-from harness.spec.model import StrictModel
+from harness.spec.model import StrictModel, checked
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _REGISTRY = rf"(?:{_LABEL}(?:\.{_LABEL})*|\[[0-9a-fA-F:]+\])(?::[0-9]+)?"
@@ -77,12 +77,12 @@ Resources = Annotated[dict[Resource, _Quantity], AfterValidator(_in_bounds)]
 """What a container asks of its node, or is limited to, by resource."""
 
 
-def refuse_lower(reserve: Mapping[Resource, str], limit: Mapping[Resource, str], prefix: str = "") -> None:
-    """Raise ValueError where a limit is lower than what is reserved: no API server takes that."""
+def lower_limits(reserve: Mapping[Resource, str], limit: Mapping[Resource, str], prefix: str = "") -> Iterator[str]:
+    """What is wrong where a limit is lower than what is reserved: no API server takes that."""
     for resource, most in limit.items():
         least = reserve.get(resource)
         if least is not None and _compared(least) > _compared(most):
-            raise ValueError(
+            yield (
                 f"`{prefix}reserve` asks for {least} of {resource}, and `{prefix}limit` allows {most}: raise the limit, or reserve less."
             )
 
@@ -113,13 +113,12 @@ class Toleration(StrictModel):
         None, description="Effect of the taint; null means all."
     )
 
-    @model_validator(mode="after")
-    def _can_be(self) -> Toleration:
+    @checked
+    def _can_be(self) -> Iterator[str]:
         if self.operator == "Exists" and self.value:
-            raise ValueError("operator Exists takes no `value`: say `operator: Equal`, or remove it.")
+            yield "operator Exists takes no `value`: say `operator: Equal`, or remove it."
         if self.operator == "Equal" and self.key is None:
-            raise ValueError("operator Equal needs a `key`.")
-        return self
+            yield "operator Equal needs a `key`."
 
 
 class NodeRequirement(StrictModel):
@@ -129,11 +128,10 @@ class NodeRequirement(StrictModel):
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="In, NotIn, Exists or DoesNotExist.")
     values: list[LabelValue] = Field([], description="For In and NotIn.")
 
-    @model_validator(mode="after")
-    def _can_be(self) -> NodeRequirement:
+    @checked
+    def _can_be(self) -> Iterator[str]:
         if (self.operator in {"In", "NotIn"}) is not bool(self.values):
-            raise ValueError(f"operator {self.operator} {'takes no' if self.values else 'needs'} `values`.")
-        return self
+            yield f"operator {self.operator} {'takes no' if self.values else 'needs'} `values`."
 
     def holds(self, value: str | None) -> bool:
         """Whether a node whose label has this value meets it; None: it has no such label."""
@@ -197,11 +195,10 @@ class PodSettings(StrictModel):
     )
     client_limit: Resources = Field({}, description="`limit` of the same.")
 
-    @model_validator(mode="after")
-    def _limits_above_what_is_reserved(self) -> PodSettings:
-        refuse_lower(self.reserve, self.limit)
-        refuse_lower(self.client_reserve, self.client_limit, "client_")
-        return self
+    @checked
+    def _limits_above_what_is_reserved(self) -> Iterator[str]:
+        yield from lower_limits(self.reserve, self.limit)
+        yield from lower_limits(self.client_reserve, self.client_limit, "client_")
 
     @field_validator("labels", "annotations")
     @classmethod

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from harness.spec.model import Load, StrictModel, UpTo4096, WithinADay
+from harness.spec.model import Load, StrictModel, UpTo4096, WithinADay, checked
 
 TEST_SHARE = 0.85
 """Share of the recording that LoadGen's test takes when none is given: it must begin and end within it."""
@@ -87,12 +88,11 @@ class ScenarioSpec(StrictModel):
         """Inputs that are sent together."""
         return (self.samples_per_query or 8) if self.kind is ScenarioKind.MULTI_STREAM else 1
 
-    @model_validator(mode="after")
-    def _fields_fit_the_kind(self) -> ScenarioSpec:
-        self.refuse_without_effect(self.kind, _HAS_EFFECT)
+    @checked
+    def _fields_fit_the_kind(self) -> Iterator[str]:
+        yield from self.without_effect(self.kind, _HAS_EFFECT)
         if self.open_loop and self.rate is None:
-            raise ValueError(f"scenario {self.kind.value} needs `rate`: requests per second and replica.")
-        return self
+            yield f"scenario {self.kind.value} needs `rate`: requests per second and replica."
 
     def test_s(self, record_s: float) -> float:
         """Seconds of LoadGen's test in a recording of ``record_s``."""

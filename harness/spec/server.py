@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, quote, urlsplit
@@ -25,8 +25,9 @@ from harness.spec.model import (
     UrlPath,
     VariableName,
     WithinADay,
+    checked,
 )
-from harness.spec.pods import ImageReference, Resources, Subdomain, refuse_lower
+from harness.spec.pods import ImageReference, Resources, Subdomain, lower_limits
 from harness.spec.server_requests import OwnMetricsSpec, RequestsSpec, SuccessSpec, TensorSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
@@ -103,16 +104,15 @@ class ReadySpec(StrictModel):
     ] = Field(None, description="A line of its output has a match of this regular expression.")
     tcp: bool = Field(False, description="Its port takes connections.")
 
-    @model_validator(mode="after")
-    def _one_of_them(self) -> ReadySpec:
+    @checked
+    def _one_of_them(self) -> Iterator[str]:
         if (self.path is not None) + (self.log is not None) + self.tcp != 1:
-            raise ValueError("give one of `path`, `log` and `tcp: true`.")
+            yield "give one of `path`, `log` and `tcp: true`."
         if self.log is not None:
             try:
                 re.compile(self.log)
             except re.error as error:
-                raise ValueError(f"`log` {self.log!r} is no regular expression: {error}.") from error
-        return self
+                yield f"`log` {self.log!r} is no regular expression: {error}."
 
 
 class ServerSpec(StrictModel):
@@ -305,54 +305,52 @@ class ServerSpec(StrictModel):
         ramp = "" if self.ramp_to is None else f", in the recording evenly to {self.ramp_to:g}"
         return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second{ramp}"
 
-    @model_validator(mode="after")
-    def _started_or_running(self) -> ServerSpec:
+    @checked
+    def _started_or_running(self) -> Iterator[str]:
         """No message shows an address: it may hold a password."""
         if bool(self.command or self.image) is bool(self.url):
-            raise ValueError("give either `command` or `image`, which is started, or `url` of what runs already.")
+            yield "give either `command` or `image`, which is started, or `url` of what runs already."
         if any(urlsplit(url).username is not None for url in self.url):
-            raise ValueError(
+            yield (
                 "`url` holds a name or a password, and the file is kept with the results: leave it out, and name a variable "
                 "that holds the key in `api_key_env`."
             )
         wrong = next((number for number, url in enumerate(self.url, 1) if not _URL.fullmatch(url)), None)
         if wrong is not None:
-            raise ValueError(
+            yield (
                 f"address {wrong} of `url` is not of the form http://host:port or https://host:port; what follows goes into `path`."
             )
         if len({url.rstrip("/") for url in self.url}) < len(self.url):
-            raise ValueError("`url` names an address twice: each replica asks a server of its own.")
+            yield "`url` names an address twice: each replica asks a server of its own."
         if self.url and (name := self.differs(*_OF_A_COMMAND)):
-            raise ValueError(f"`{name}` has no effect on a server that runs already: leave it out.")
+            yield f"`{name}` has no effect on a server that runs already: leave it out."
         of_an_image = [name for name in _OF_AN_IMAGE if name != "secret_env" or not self.url]
         if self.image is None and (name := self.differs(*of_an_image)):
-            raise ValueError(f"`{name}` is of a container: give its `image`, or leave it out.")
+            yield f"`{name}` is of a container: give its `image`, or leave it out."
         if self.image is None and set(self.secret_env) - {self.api_key_env}:
-            raise ValueError("with `url`, `secret_env` holds the key that `api_key_env` names, and nothing else.")
-        return self
+            yield "with `url`, `secret_env` holds the key that `api_key_env` names, and nothing else."
 
-    @model_validator(mode="after")
-    def _in_a_container(self) -> ServerSpec:
+    @checked
+    def _in_a_container(self) -> Iterator[str]:
         if self.image is None:
-            return self
-        refuse_lower(self.reserve, self.limit)
+            return
+        yield from lower_limits(self.reserve, self.limit)
         if any(REPLICA_PLACEHOLDER in text for text in self._texts):
-            raise ValueError(f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out.")
+            yield f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out."
         if self.port == METRICS_PORT:
-            raise ValueError(
+            yield (
                 f"port {METRICS_PORT} of a pod has the /metrics of the replica: choose another `port`, and tell it the server."
             )
         if self.api_key_env is not None and self.api_key_env not in self.secret_env:
-            raise ValueError(
+            yield (
                 f"`api_key_env` names {self.api_key_env}, which no pod has: name the Secret that holds it in `secret_env`, "
                 f"e.g. {{{self.api_key_env}: name/key}}."
             )
         if len(self.model_dump_json()) > _MOST_OF_A_VARIABLE:
-            raise ValueError(
+            yield (
                 f"what is said of the server is longer than a variable of a pod may be ({_MOST_OF_A_VARIABLE:,} characters): "
                 "leave out `data` of `tensors`, or shorten `body`."
             )
-        return self
 
     @property
     def _texts(self) -> list[str]:
@@ -364,56 +362,52 @@ class ServerSpec(StrictModel):
         """Where it listens in a pod."""
         return self.port or POD_PORT
 
-    @model_validator(mode="after")
-    def _no_key_in_the_file(self) -> ServerSpec:
+    @checked
+    def _no_key_in_the_file(self) -> Iterator[str]:
         parameters = [name for name, _ in parse_qsl(urlsplit(self.path or "").query, keep_blank_values=True)]
         shown = [*self.headers, *parameters, *(self.env if self.image else ())]
         secret = next((name for name in shown if _SECRET.fullmatch(name)), None)
         if secret is not None:
-            raise ValueError(
+            yield (
                 f"{secret} holds a key, and the file is kept with the results: name a variable that holds it in `api_key_env` (its header "
                 f"in `api_key_header`); of a container, a Secret in `secret_env`, e.g. {{{secret}: name/key}}."
             )
-        return self
 
-    @model_validator(mode="after")
-    def _told_its_port(self) -> ServerSpec:
+    @checked
+    def _told_its_port(self) -> Iterator[str]:
         has_port = any(PORT_PLACEHOLDER in text for text in self._texts)
         if not (has_port or self.url or (self.image and self.port)):
-            raise ValueError(
+            yield (
                 f"nothing tells the server its port: say {PORT_PLACEHOLDER} in `command`, `args` or `env`, e.g. command: "
                 "[serve, --port, '{port}']; an `image` may have a `port` that it takes by itself."
             )
-        return self
 
-    @model_validator(mode="after")
-    def _one_kind_of_load(self) -> ServerSpec:
+    @checked
+    def _one_kind_of_load(self) -> Iterator[str]:
         if sum(load is not None for load in (self.rate, self.trace, self.concurrency)) > 1:
-            raise ValueError("`rate` and `trace` are open loops and `concurrency` a closed one: keep one of them.")
+            yield "`rate` and `trace` are open loops and `concurrency` a closed one: keep one of them."
         if self.rate is None and (name := self.differs("arrivals", "ramp_to")):
-            raise ValueError(f"`{name}` has no effect without `rate`.")
+            yield f"`{name}` has no effect without `rate`."
         if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
-            raise ValueError("arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one.")
+            yield "arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one."
         texts = self.requests.differs("file", "input_tokens", "output_tokens")
         if self.trace is not None and (texts or self.protocol in OPEN_INFERENCE):
-            raise ValueError(
+            yield (
                 "`trace` says how long texts are: leave `file`, `input_tokens` and `output_tokens` out of `requests`, and take another "
                 "protocol than oip and oip-grpc."
             )
-        return self
 
-    @model_validator(mode="after")
-    def _images_and_sounds_have_a_place(self) -> ServerSpec:
+    @checked
+    def _images_and_sounds_have_a_place(self) -> Iterator[str]:
         for name in ("image", "audio"):
             given = self.requests.differs(name)
             in_body = self.protocol is Protocol.HTTP and f"{{{name}}}" in json.dumps(self.body)
             if in_body and not given:
-                raise ValueError(f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`.")
+                yield f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`."
             if given and self.requests.file is not None:
-                raise ValueError(f"`requests.file` says what is asked: leave `{name}` out, or put it into the file.")
+                yield f"`requests.file` says what is asked: leave `{name}` out, or put it into the file."
             if given and not in_body and self.protocol is not Protocol.OPENAI_CHAT:
-                raise ValueError(f"`requests.{name}` goes with protocol openai-chat, or a `body` with {{{name}}}.")
-        return self
+                yield f"`requests.{name}` goes with protocol openai-chat, or a `body` with {{{name}}}."
 
     @model_validator(mode="before")
     @classmethod
@@ -422,14 +416,11 @@ class ServerSpec(StrictModel):
             return {"ready": {"path": OIP_READY}, **given}
         return given
 
-    @model_validator(mode="after")
-    def _fields_of_the_protocol(self) -> ServerSpec:
-        self.refuse_without_effect(self.protocol, _OF_PROTOCOLS)
+    @checked
+    def _fields_of_the_protocol(self) -> Iterator[str]:
+        yield from self.without_effect(self.protocol, _OF_PROTOCOLS)
         missing = next((name for name in _NEEDED.get(self.protocol, ()) if not self.differs(name)), None)
         if missing is not None:
-            raise ValueError(f"protocol {self.protocol.value} needs `{missing}`.")
+            yield f"protocol {self.protocol.value} needs `{missing}`."
         if self.requests.file is not None and self.protocol in {*OPEN_INFERENCE, Protocol.OWN}:
-            raise ValueError(
-                f"`requests.file` holds texts, which protocol {self.protocol.value} does not send: leave it out."
-            )
-        return self
+            yield f"`requests.file` holds texts, which protocol {self.protocol.value} does not send: leave it out."

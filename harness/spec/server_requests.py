@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from harness.spec.model import Count, Load, Port, StrictModel, Text, UpTo4096, UrlPath
+from harness.spec.model import Count, Load, Port, StrictModel, Text, UpTo4096, UrlPath, checked
 
 MOST_ELEMENTS = 10_000_000
 
@@ -20,11 +21,10 @@ class LengthSpec(StrictModel):
     min: int = Field(1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
     max: int = Field(1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
 
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> LengthSpec:
+    @checked
+    def _bounds_in_order(self) -> Iterator[str]:
         if not self.min <= self.mean <= self.max:
-            raise ValueError(f"`mean` {self.mean:g} must lie between `min` {self.min} and `max` {self.max}.")
-        return self
+            yield f"`mean` {self.mean:g} must lie between `min` {self.min} and `max` {self.max}."
 
 
 class ImageSpec(StrictModel):
@@ -110,14 +110,13 @@ class TensorSpec(StrictModel):
         "BYTES the text of the request. {prompt} is filled in.",
     )
 
-    @model_validator(mode="after")
-    def _as_many_as_the_shape_says(self) -> TensorSpec:
+    @checked
+    def _as_many_as_the_shape_says(self) -> Iterator[str]:
         size = math.prod(self.shape)
         if size > MOST_ELEMENTS:
-            raise ValueError(f"tensor {self.name} has {size} elements; {MOST_ELEMENTS} are the most of one request.")
+            yield f"tensor {self.name} has {size} elements; {MOST_ELEMENTS} are the most of one request."
         if self.data is not None and len(self.data) != size:
-            raise ValueError(f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}.")
-        return self
+            yield f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}."
 
 
 class SuccessSpec(StrictModel):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from enum import StrEnum
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from harness.spec.condition import MAX_REPLICAS
-from harness.spec.model import Load, NotNegative, Positive, StrictModel
+from harness.spec.model import Load, NotNegative, Positive, StrictModel, checked
 from harness.spec.workload import WorkloadSpec
 
 DEFAULT_FACTOR = 2.0
@@ -73,23 +74,22 @@ class StressSpec(StrictModel):
     )
     price_per_kwh: NotNegative | None = Field(None, description="With `slo`: likewise, of the energy of the GPUs.")
 
-    @model_validator(mode="after")
-    def _loads_can_be(self) -> StressSpec:
+    @checked
+    def _loads_can_be(self) -> Iterator[str]:
         if self.factor is not None and self.step is not None:
-            raise ValueError("`factor` and `step` are two ways of raising the load: keep one of them.")
+            yield "`factor` and `step` are two ways of raising the load: keep one of them."
         if self.most < self.first:
-            raise ValueError(f"`most` {self.most:g} is below `first` {self.first:g}: no load lies between.")
+            yield f"`most` {self.most:g} is below `first` {self.first:g}: no load lies between."
         if self.load is not StressLoad.RATE:
             odd = next((x for x in (self.first, self.most, self.step or 1.0) if x != int(x)), None)
             if odd is not None:
                 kind = "replicas" if self.load is StressLoad.REPLICAS else "batches"
-                raise ValueError(f"{kind} are whole numbers, and {odd:g} is none.")
+                yield f"{kind} are whole numbers, and {odd:g} is none."
         if self.load is StressLoad.REPLICAS:
             if self.most > MAX_REPLICAS:
-                raise ValueError(f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run.")
+                yield f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run."
         elif self._steps() > MAX_POINTS:
-            raise ValueError(f"more than {MAX_POINTS} points up to `most`: raise `step` or `factor`, or lower it.")
-        return self
+            yield f"more than {MAX_POINTS} points up to `most`: raise `step` or `factor`, or lower it."
 
     def _steps(self) -> float:
         """How often the load is raised on the way to the most."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from harness.spec.model import (
     UpToADay,
     UpToTenMinutes,
     WithinADay,
+    checked,
 )
 
 FIRST_LOOK = 3
@@ -175,19 +177,16 @@ class Timing(StrictModel):
     def _phases_by_name(cls, given: Any) -> Any:
         return {**PRESETS.get(str(given.get("preset")), {}), **given} if isinstance(given, dict) else given
 
-    @model_validator(mode="after")
-    def _step_divides(self) -> Timing:
+    @checked
+    def _step_divides(self) -> Iterator[str]:
         steps = self.record_s / self.step_s
         if not math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-6):
-            raise ValueError(
+            yield (
                 f"step_s {self.step_s:g} does not divide record_s {self.record_s:g}: "
                 f"use record_s {math.floor(steps) * self.step_s:g} or {math.ceil(steps) * self.step_s:g}."
             )
         known = self.stop_when_known
         if known is not None and known.min_s >= self.record_s:
-            raise ValueError(f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}.")
+            yield f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}."
         if self.rate_window_s is not None and self.rate_window_s < RATE_WINDOW_STEPS * self.step_s:
-            raise ValueError(
-                f"rate_window_s is below {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."
-            )
-        return self
+            yield f"rate_window_s is below {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."

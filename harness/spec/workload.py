@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from harness.spec.model import KUBERNETES, Cpus, FactoryPath, Lacking, Positive, StrictModel, nearest
+from harness.spec.model import KUBERNETES, Cpus, FactoryPath, Lacking, Positive, StrictModel, checked, nearest
 from harness.spec.scenario import ScenarioKind, ScenarioSpec
 from harness.spec.server import ServerSpec
 
@@ -247,83 +247,79 @@ class WorkloadSpec(StrictModel):
             )
         return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
 
-    @model_validator(mode="after")
-    def _server_alone(self) -> WorkloadSpec:
+    @checked
+    def _server_alone(self) -> Iterator[str]:
         if self.server is None:
-            return self
+            return
         if self.factory is not None or self.model is not None:
-            raise ValueError("`server` is a workload by itself: leave `model` and `factory` out.")
+            yield "`server` is a workload by itself: leave `model` and `factory` out."
         of_a_start = ("device", "cpus_per_replica") if self.server.url else ()
         if name := self.differs(*_NOT_OF_A_SERVER, *of_a_start):
-            raise ValueError(f"`{name}` has no effect on a server of your own: say it where the server is started.")
-        return self
+            yield f"`{name}` has no effect on a server of your own: say it where the server is started."
 
-    @model_validator(mode="after")
-    def _known_or_own(self) -> WorkloadSpec:
+    @checked
+    def _known_or_own(self) -> Iterator[str]:
         if self.server is not None:
-            return self
+            return
         if self.factory is not None and self.model is not None:
-            raise ValueError("`model` names a built-in workload and `factory` one of your own: keep one of them.")
+            yield "`model` names a built-in workload and `factory` one of your own: keep one of them."
         if self.factory is None:
-            self._refuse_unknown()
+            yield from self._unknown()
         if self.shared_cpus and self.cpus_per_replica:
-            raise ValueError("CPUs are shared (`shared_cpus`) or a replica's own (`cpus_per_replica`): keep one.")
+            yield "CPUs are shared (`shared_cpus`) or a replica's own (`cpus_per_replica`): keep one."
         if self.target in HOSTILE_WORKLOADS and (name := self.differs(*_NOT_OF_THE_HOSTILE)):
-            raise ValueError(f"`{name}` has no effect on {self.target}, which is no model: leave it out.")
+            yield f"`{name}` has no effect on {self.target}, which is no model: leave it out."
         if self.target == "resnet50-training" and self.batch_size == 1:
-            raise ValueError("resnet50-training needs `batch_size` 2 or more: batch normalisation compares images.")
+            yield "resnet50-training needs `batch_size` 2 or more: batch normalisation compares images."
         if self.target == "data-parallel-training" and self.execution is Execution.CUDA_GRAPH:
-            raise ValueError(
+            yield (
                 "data-parallel-training has no `execution` cuda-graph: what two processes exchange over the host cannot be "
                 "recorded; use eager or compiled."
             )
-        return self
 
-    def _refuse_unknown(self) -> None:
-        """Raise ValueError for a workload that is not built in, or an option that it has not."""
+    def _unknown(self) -> Iterator[str]:
+        """A workload that is not built in, or an option that it has not."""
         if self.target == "chat":
-            raise ValueError(
+            yield (
                 "there is no built-in workload `chat`: text generation is measured with an engine of your own, e.g. server: "
                 "{command: [transformers, serve, MODEL, --port, '{port}', --continuous-batching], protocol: openai-chat}; "
                 "see docs/servers.md."
             )
         if self.target not in (known := (*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS)):
-            raise ValueError(
+            yield (
                 f"unknown workload {self.target!r}: {nearest(self.target, known)} One of your own needs `factory: module:callable`."
             )
         known = WORKLOAD_OPTIONS.get(self.target, ())
         unknown = next((name for name in self.options if name not in {*known, *REMOVED_OPTIONS}), None)
         if unknown is not None:
-            raise ValueError(f"`options`: {self.target} has no option {unknown!r}; {nearest(unknown, known)}")
+            yield f"`options`: {self.target} has no option {unknown!r}; {nearest(unknown, known)}"
 
     @property
     def processes_per_replica(self) -> int:
         """That compute, each on a GPU of its own where there are enough."""
         return 2 if self.target == "data-parallel-training" else 1
 
-    @model_validator(mode="after")
-    def _has_the_gpu_it_needs(self) -> WorkloadSpec:
+    @checked
+    def _has_the_gpu_it_needs(self) -> Iterator[str]:
         if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:
-            raise ValueError("execution cuda-graph needs a GPU; use eager or compiled with device cpu.")
+            yield "execution cuda-graph needs a GPU; use eager or compiled with device cpu."
         if self.stream_priority is not None and self.device is Device.CPU:
-            raise ValueError("`stream_priority` needs a GPU: leave it out with device cpu.")
+            yield "`stream_priority` needs a GPU: leave it out with device cpu."
         if self.stream_priority is not None and self.target == "data-parallel-training":
-            raise ValueError("data-parallel-training has no `stream_priority`: collectives have streams of their own.")
-        return self
+            yield "data-parallel-training has no `stream_priority`: collectives have streams of their own."
 
-    @model_validator(mode="after")
-    def _scenario_can_be(self) -> WorkloadSpec:
+    @checked
+    def _scenario_can_be(self) -> Iterator[str]:
         if self.scenario is None:
-            return self
+            return
         if self.trace:
-            raise ValueError("`trace` follows requests of the closed loop: remove it, or the `scenario`.")
+            yield "`trace` follows requests of the closed loop: remove it, or the `scenario`."
         if self.factory is None and self.target in CLOSED_LOOP_ONLY:
-            raise ValueError(f"{self.target} makes its own pace: it runs in the closed loop, without a `scenario`.")
+            yield f"{self.target} makes its own pace: it runs in the closed loop, without a `scenario`."
         if self.inference_sleep_s:
-            raise ValueError("`inference_sleep_s` pauses the closed loop; a `scenario` has arrivals of its own.")
+            yield "`inference_sleep_s` pauses the closed loop; a `scenario` has arrivals of its own."
         if self.scenario.kind is ScenarioKind.SINGLE_STREAM and self.batch_size != 1:
-            raise ValueError("scenario single-stream sends one input at a time: leave `batch_size` at 1.")
-        return self
+            yield "scenario single-stream sends one input at a time: leave `batch_size` at 1."
 
 
 def settings_of(workloads: Any) -> Any:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from harness.errors import LoadError
+from harness.spec.model import first_in_words
 from harness.spec.server import ServerSpec
 
 NS_PER_S = 1_000_000_000
@@ -20,7 +21,6 @@ MOST_TOKENS = 1_000_000
 MOST_PER_S = 100_000
 MOST_MS = 1e15
 """Beyond any clock, those from 1970 on among them; a larger whole number may be no float."""
-_FIELDS = ("timestamp", "input_length", "output_length")
 
 
 def arrivals(rate: float, kind: str | None, seed: int, burstiness: float | None = None) -> Iterator[int]:
@@ -80,13 +80,14 @@ def ramped(due: Iterator[int], rate: float, to: float, *, begin_s: float, within
             yield round((begin_s + after_s) * NS_PER_S)
 
 
-@dataclass(frozen=True, slots=True)
-class TracedRequest:
-    """One line: milliseconds after the first one, and tokens in and out."""
+class TracedRequest(BaseModel):
+    """One line: milliseconds after the first one, and tokens in and out; what else it holds is not read."""
 
-    at_ms: float
-    input_tokens: int
-    output_tokens: int
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+    at_ms: float = Field(validation_alias="timestamp", ge=0, le=MOST_MS)
+    input_tokens: int = Field(validation_alias="input_length", ge=1, le=MOST_TOKENS)
+    output_tokens: int = Field(validation_alias="output_length", ge=1, le=MOST_TOKENS)
 
 
 def read_trace(path: Path, factor: float) -> list[TracedRequest]:
@@ -104,13 +105,22 @@ def read_trace(path: Path, factor: float) -> list[TracedRequest]:
     if not requests or requests[-1].at_ms <= requests[0].at_ms:
         raise LoadError(f"the trace {path} needs requests at two times or more, and has {len(requests)} in all.")
     begin_ms = requests[0].at_ms
-    moved = [TracedRequest((it.at_ms - begin_ms) / factor, it.input_tokens, it.output_tokens) for it in requests]
+    moved = [request.model_copy(update={"at_ms": (request.at_ms - begin_ms) / factor}) for request in requests]
     if len(moved) * MS_PER_S > MOST_PER_S * moved[-1].at_ms:
         raise LoadError(
             f"the trace {path} has {len(moved)} requests in {moved[-1].at_ms:.4g} ms at factor {factor:g}, more than "
             f"{MOST_PER_S} a second; `timestamp` is in milliseconds."
         )
     return moved
+
+
+def _traced(where: str, line: str) -> TracedRequest:
+    try:
+        return TracedRequest.model_validate_json(line)
+    except ValidationError as error:
+        raise LoadError(
+            f"{where}: {first_in_words(error)}; a line of a trace is a JSON object with timestamp, input_length, output_length."
+        ) from error
 
 
 def of_trace(requests: Sequence[TracedRequest]) -> Iterator[int]:
@@ -120,18 +130,3 @@ def of_trace(requests: Sequence[TracedRequest]) -> Iterator[int]:
     for number in itertools.count():
         for request in requests:
             yield round((number * round_ms + request.at_ms) * NS_PER_MS)
-
-
-def _traced(where: str, line: str) -> TracedRequest:
-    try:
-        entry = json.loads(line)
-        at_ms, *lengths = (entry[name] for name in _FIELDS)
-    except (ValueError, TypeError, KeyError) as error:
-        raise LoadError(
-            f"{where}: a line of a trace is a JSON object with {', '.join(_FIELDS)}: {line:.200}"
-        ) from error
-    if type(at_ms) not in (int, float) or not 0 <= at_ms <= MOST_MS:
-        raise LoadError(f"{where}: `timestamp` is in milliseconds from 0 to {MOST_MS:g}, not {at_ms!r:.40}.")
-    if not all(type(length) is int and 1 <= length <= MOST_TOKENS for length in lengths):
-        raise LoadError(f"{where}: lengths are whole tokens from 1 to {MOST_TOKENS}, not {lengths!r:.80}.")
-    return TracedRequest(float(at_ms), *lengths)

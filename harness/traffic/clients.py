@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from harness.errors import LoadError
 from harness.spec.server import Protocol, ServerSpec
 from harness.traffic.http_client import BrokenAnswerError, HttpConnection, head_of
-from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, ServerAnswer, body_of, read_whole
+from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, counted, read_whole
 from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
 
 BEARER = "Authorization"
@@ -89,11 +89,6 @@ class ServerClient(Client):
         """Send the request, and write down its answer; raises BadAnswerError, BrokenAnswerError or OSError."""
 
 
-def _answered(exchange: Exchange, answer: ServerAnswer) -> None:
-    exchange.status = OK
-    exchange.input_tokens, exchange.output_tokens = answer.input_tokens, answer.output_tokens
-
-
 class HttpClient(ServerClient):
     """Sends requests over connections that it keeps, over TLS or not."""
 
@@ -140,7 +135,7 @@ class HttpClient(ServerClient):
             async for piece in pieces:
                 arrived_ns = connection.arrived_ns
                 exchange.token_ns += [arrived_ns for _ in stream.feed(piece)]
-            answer = stream.end()
+            counts = stream.end()
         else:
             body = b"".join([piece async for piece in pieces])
             if self._key:
@@ -149,8 +144,8 @@ class HttpClient(ServerClient):
                 exchange.status = status if status != OK else BAD_ANSWER
                 exchange.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())}"
                 return
-            answer = read_whole(self._server, body)
-        _answered(exchange, answer)
+            counts = read_whole(self._server, body)
+        exchange.status, (exchange.input_tokens, exchange.output_tokens) = OK, counts
 
 
 class OwnClient(typing.Protocol):
@@ -192,17 +187,17 @@ class UserClient(ServerClient):
             exchange.token_ns.append(time.perf_counter_ns())
 
         try:
-            counts = await self._client.ask(question.prompt, question.output_tokens, on_token) or {}
+            said = await self._client.ask(question.prompt, question.output_tokens, on_token) or {}
         except OSError:
             raise
         except Exception as error:
             raise BadAnswerError(f"{type(error).__name__}: {error}") from error
-        pieces = len(exchange.token_ns) if self._server.streams else UNKNOWN
-        answer = ServerAnswer(finished=True, output_tokens=pieces)
-        answer.take_usage(
-            {"prompt_tokens": counts.get("input_tokens"), "completion_tokens": counts.get("output_tokens")}
+        exchange.input_tokens, exchange.output_tokens = counted(
+            {"prompt_tokens": said.get("input_tokens"), "completion_tokens": said.get("output_tokens")}
         )
-        _answered(exchange, answer)
+        if exchange.output_tokens == UNKNOWN and self._server.streams:
+            exchange.output_tokens = len(exchange.token_ns)
+        exchange.status = OK
 
 
 def server_key(server: ServerSpec) -> str:

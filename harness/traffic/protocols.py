@@ -40,25 +40,18 @@ class Question:
     input_tokens: int = UNKNOWN
 
 
-@dataclass(slots=True)
-class ServerAnswer:
-    """What an answer says, as far as it has come.
+Counts = tuple[int, int]
+"""Tokens in and out of an answer, UNKNOWN where nobody says them."""
 
-    Attributes:
-        input_tokens: as the server counted them, UNKNOWN otherwise.
-        output_tokens: as the server counted them, else the pieces with text; UNKNOWN without a stream.
-    """
 
-    input_tokens: int = UNKNOWN
-    output_tokens: int = UNKNOWN
-    pieces: int = 0
-    finished: bool = False
-
-    def take_usage(self, usage: object) -> None:
-        """Believe the server's counts."""
-        if isinstance(usage, dict):
-            self.input_tokens = _count(usage.get("prompt_tokens"), self.input_tokens)
-            self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
+def counted(usage: object) -> Counts:
+    """As the server counted them."""
+    given = usage if isinstance(usage, dict) else {}
+    of_input, of_output = (
+        count if type(count) is int and count >= 0 else UNKNOWN
+        for count in (given.get("prompt_tokens"), given.get("completion_tokens"))
+    )
+    return of_input, of_output
 
 
 def body_of(engine: ServerSpec, question: Question) -> bytes:
@@ -97,30 +90,26 @@ def _content(engine: ServerSpec, prompt: str) -> str | list[dict[str, Any]]:
     return parts if len(parts) > 1 else prompt
 
 
-def read_whole(engine: ServerSpec, body: bytes) -> ServerAnswer:
+def read_whole(engine: ServerSpec, body: bytes) -> Counts:
     """An answer that does not stream. Raises BadAnswerError."""
     if engine.protocol is Protocol.HTTP:
         if engine.success.contains.encode() not in body:
             raise BadAnswerError(f"the answer does not contain {engine.success.contains!r}")
-        return ServerAnswer(finished=True)
+        return UNKNOWN, UNKNOWN
     content = _object(body)
-    if engine.protocol is Protocol.OIP:
-        if not isinstance(content.get("outputs"), list) or not content["outputs"]:
-            raise BadAnswerError(f"the answer has no outputs: {body[:80]!r}")
-        return ServerAnswer(finished=True)
-    choices = content.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise BadAnswerError(f"the answer has no choices: {body[:80]!r}")
-    answer = ServerAnswer(finished=True)
-    answer.take_usage(content.get("usage"))
-    return answer
+    results = "outputs" if engine.protocol is Protocol.OIP else "choices"
+    if not isinstance(content.get(results), list) or not content[results]:
+        raise BadAnswerError(f"the answer has no {results}: {body[:80]!r}")
+    return counted(content.get("usage"))
 
 
 class EventStream:
     """Server-sent events of OpenAI's protocols, whatever pieces they arrive in."""
 
     def __init__(self) -> None:
-        self.answer = ServerAnswer()
+        self._pieces = 0
+        self._finished = False
+        self._usage: dict[str, Any] = {}
         self._rest = b""
 
     def feed(self, piece: bytes) -> Iterator[None]:
@@ -130,29 +119,29 @@ class EventStream:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
                 if data == b"[DONE]":
-                    self.answer.finished = True
+                    self._finished = True
                 elif data and self._has_text(_object(data)):
-                    self.answer.pieces += 1
+                    self._pieces += 1
                     yield
 
-    def end(self) -> ServerAnswer:
-        """What the stream said. Raises BadAnswerError when it was cut or held no text."""
-        if not self.answer.finished:
+    def end(self) -> Counts:
+        """The server's counts, else the pieces with text. Raises BadAnswerError when it was cut or held no text."""
+        if not self._finished:
             raise BadAnswerError("the stream ended before it was finished")
-        if not self.answer.pieces:
+        if not self._pieces:
             raise BadAnswerError("the stream held no text")
-        if self.answer.output_tokens == UNKNOWN:
-            self.answer.output_tokens = self.answer.pieces
-        return self.answer
+        of_input, of_output = counted(self._usage)
+        return of_input, self._pieces if of_output == UNKNOWN else of_output
 
     def _has_text(self, event: Mapping[str, Any]) -> bool:
         if "error" in event:
             raise BadAnswerError(f"the stream holds an error: {json.dumps(event['error'])}")
-        self.answer.take_usage(event.get("usage"))
+        if isinstance(usage := event.get("usage"), dict):
+            self._usage |= usage
         choices = event.get("choices") or [{}]
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
         if choice.get("finish_reason"):
-            self.answer.finished = True
+            self._finished = True
         delta = choice.get("delta") or {}
         return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
 
@@ -165,10 +154,6 @@ def _object(data: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise BadAnswerError(f"the answer is no JSON object: {data!r}")
     return content
-
-
-def _count(value: object, otherwise: int) -> int:
-    return value if type(value) is int and value >= 0 else otherwise
 
 
 def _filled(template: Any, words: Mapping[str, str]) -> Any:

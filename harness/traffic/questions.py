@@ -37,35 +37,18 @@ _PEOPLE = frozenset({"human", "user"})
 
 
 class Texts:
-    """Texts of words that count as one token each."""
-
-    def __init__(self) -> None:
-        self._words: Sequence[str] = _WORDS
-        self._between = " "
-
-    def make(self, tokens: int, chance: random.Random) -> str:
-        """A text of so many tokens."""
-        return self._between.join(chance.choices(self._words, k=tokens))
-
-    def known(self, tokens: int) -> int:  # noqa: ARG002 - without a tokenizer nobody knows
-        """How many tokens a text has that was made of so many."""
-        return UNKNOWN
-
-    def count(self, text: str) -> int:  # noqa: ARG002 - as above
-        """How many tokens a text has."""
-        return UNKNOWN
-
-
-class ExactTexts(Texts):
-    """Texts of exactly so many tokens, without special ones and the model's template.
+    """Texts of words that count as one token each; by a tokenizer of exactly so many, without special ones and the model's template.
 
     ``path`` is ``tokenizer.json``, or the folder that holds it. Raises LoadError where there is no tokenizer, or none of
     whose tokens texts of a given length can be made.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._tokenizer = _read_tokenizer(path)
+    def __init__(self, path: Path | None = None) -> None:
+        self._words: Sequence[str] = _WORDS
+        self._between = " "
+        self._tokenizer: Any = _read_tokenizer(path) if path else None
+        if self._tokenizer is None:
+            return
         for between, candidates in ((" ", _WORDS), (" ", self._vocabulary()), ("", self._vocabulary())):
             self._between = between
             self._words = self._that_stay_apart(candidates)
@@ -76,13 +59,21 @@ class ExactTexts(Texts):
             "side; leave requests.tokenizer out."
         )
 
+    def make(self, tokens: int, chance: random.Random) -> str:
+        """A text of so many tokens."""
+        return self._between.join(chance.choices(self._words, k=tokens))
+
     def known(self, tokens: int) -> int:
-        """As many."""
-        return tokens
+        """How many tokens a text has that was made of so many; UNKNOWN without a tokenizer."""
+        return UNKNOWN if self._tokenizer is None else tokens
 
     def count(self, text: str) -> int:
-        """How many tokens a text has."""
-        return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        """How many tokens a text has; UNKNOWN without a tokenizer."""
+        return UNKNOWN if self._tokenizer is None else len(self._numbers(text))
+
+    def _numbers(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _vocabulary(self) -> Iterator[str]:
         numbers = sorted(self._tokenizer.get_vocab().values())
@@ -93,7 +84,7 @@ class ExactTexts(Texts):
         """A few words that are one token each wherever they stand: at the beginning, in the middle and at the end, after each other."""
         kept: list[str] = []
         for word in candidates:
-            known = self._tokenizer.decode(self._tokenizer.encode(word, add_special_tokens=False).ids).strip() == word
+            known = self._tokenizer.decode(self._numbers(word)).strip() == word
             if known and word not in kept and all(self._apart(word, other) for other in (word, *kept)):
                 kept.append(word)
                 if len(kept) == len(_WORDS):
@@ -127,7 +118,7 @@ def questions(server: ServerSpec, seed: int) -> Iterator[Question]:
     """Endless, each with its whole body. Raises LoadError for a file that cannot be read, when the first one is taken."""
     chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
     tokenizer = server.requests.tokenizer
-    made = ExactTexts(Path(tokenizer)) if tokenizer else Texts()
+    made = Texts(Path(tokenizer) if tokenizer else None)
     if server.protocol in OPEN_INFERENCE:
         yield from _tensor_questions(server, made, chance)
     inputs = itertools.cycle(media.pool(server.requests, seed))

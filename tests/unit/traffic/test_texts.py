@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from harness.errors import LoadError
 from harness.traffic import questions as asked
 from harness.traffic.protocols import UNKNOWN
-from harness.traffic.questions import ExactTexts
+from harness.traffic.questions import Texts
 from tests.support import local_tokenizers
 from tests.unit.traffic.engines import engine
 
@@ -36,7 +36,7 @@ def test_a_text_has_exactly_the_tokens_that_were_asked_for(tmp_path, kind):
     theirs = Tokenizer.from_file(str(file))
     theirs.no_truncation()
     theirs.no_padding()
-    made, chance = ExactTexts(Path(file)), random.Random(1)
+    made, chance = Texts(Path(file)), random.Random(1)
     for tokens in (1, 2, 3, 17, 1000):
         text = made.make(tokens, chance)
         assert (
@@ -92,10 +92,10 @@ def test_what_is_no_tokenizer_is_said(tmp_path, text, message):
     if text is not None:
         (tmp_path / "tokenizer.json").write_text(text)
     with pytest.raises(LoadError, match=message):
-        ExactTexts(Path(tmp_path))
+        Texts(Path(tmp_path))
 
 
 def test_one_of_which_no_texts_can_be_made_is_said(tmp_path):
     local_tokenizers.words(count=1).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(LoadError, match=r"no text of a given number of tokens can be made with the tokenizer"):
-        ExactTexts(Path(tmp_path))
+        Texts(Path(tmp_path))
