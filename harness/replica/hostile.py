@@ -43,7 +43,7 @@ FAULT = b"""
 
 
 Wearing = tuple[Callable[[], None], dict[str, object]]
-"""One request's work, and what it is."""
+"""One request's work, or its beginning on the GPU, and what it is."""
 
 
 class CrashedAsAskedError(WorkloadError):
@@ -51,16 +51,14 @@ class CrashedAsAskedError(WorkloadError):
 
 
 class Hostile:
-    """Requests after requests, each one the same wear."""
+    """Requests after requests, each one the same wear: what ``begin`` returns."""
 
-    _wear: Callable[[], None]
-    """Does a request's work, or begins it on the GPU."""
-
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, begin: Callable[[Settings, torch.device], Wearing]) -> None:
         self.name = settings.workload
         self.device = execution.prepare_device(settings)
-        self._facts = execution.describe_device(self.device)
         self._on_gpu = self.device.type == "cuda"
+        self._wear, facts = begin(settings, self.device)
+        self._facts = execution.describe_device(self.device) | facts
 
     def describe(self) -> dict[str, object]:
         """Return what runs where, and what one request does."""
@@ -72,15 +70,6 @@ class Hostile:
         if self._on_gpu:
             torch.cuda.synchronize()
         return 1
-
-
-class Wear(Hostile):
-    """Hostile from the first request on; ``begin`` returns what does a request's work, or begins it, and facts about that."""
-
-    def __init__(self, settings: Settings, begin: Callable[[Settings, torch.device], Wearing]) -> None:
-        super().__init__(settings)
-        self._wear, facts = begin(settings, self.device)
-        self._facts |= facts
 
 
 def _dram_hog(settings: Settings, device: torch.device) -> Wearing:
@@ -143,10 +132,9 @@ class Later(Hostile):
     """Does nothing until ``after_s`` seconds after its first request, so that all others are there first."""
 
     def __init__(self, settings: Settings, after_s: float) -> None:
-        super().__init__(settings)
+        super().__init__(settings, lambda *_: (self._strike_when_due, {}))
         self._after_s = settings.number("after_s", after_s)
         self._due_s: float | None = None
-        self._wear = self._strike_when_due
         self.waits = True
 
     def think_s(self) -> float:
@@ -256,10 +244,10 @@ def _cache_bytes(device: torch.device) -> int:
 
 
 KINDS: dict[str, Callable[[Settings], Hostile]] = {
-    "dram-hog": partial(Wear, begin=_dram_hog),
-    "l2-hog": partial(Wear, begin=_cache_hog),
-    "pcie-hog": partial(Wear, begin=_pcie_hog),
-    "launch-storm": partial(Wear, begin=_launch_storm),
+    "dram-hog": partial(Hostile, begin=_dram_hog),
+    "l2-hog": partial(Hostile, begin=_cache_hog),
+    "pcie-hog": partial(Hostile, begin=_pcie_hog),
+    "launch-storm": partial(Hostile, begin=_launch_storm),
     "memory-hog": MemoryHog,
     "crash": Crash,
 }

@@ -46,7 +46,8 @@ class RequestMetrics(Histogram):
 
     def set_info(self, info: Mapping[str, str]) -> None:
         """Publish ``inference_info`` with these labels."""
-        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in info.items())
+        escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+        pairs = ",".join(f'{name}="{value.translate(escapes)}"' for name, value in info.items())
         self._info = f"{_INFO_HEAD}inference_info{{{pairs}}} 1\n"
 
     def observe(self, duration_ns: int, inputs: int = 1) -> None:
@@ -80,7 +81,3 @@ class RequestMetrics(Histogram):
             f"{_QUEUE_HEAD}inference_queue_depth {self.in_flight}\n"
             f"{own}{self._info}"
         )
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

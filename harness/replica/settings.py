@@ -91,11 +91,6 @@ class Settings:
                 )
 
 
-_OF_THE_WORKLOAD = (
-    *("batch_size", "precision", "execution", "device", "stream_priority", "seed"),
-    *("inference_sleep_s", "warmup_requests", "shared_cpus", "options", "scenario", "trace"),
-)
-"""What a workload's spec calls as these do."""
 _DEFAULT = Settings()
 _FACTS = ("batch_size", "precision", "execution")
 _MAY_BE_IGNORED = {
@@ -172,12 +167,18 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
     except ValueError as error:
         raise SettingError(str(error)) from None
     workload = spec.workload
-    own = {name: getattr(workload, name) for name in _OF_THE_WORKLOAD}
+    named_alike = {
+        setting.name: getattr(model, setting.name)
+        for model in (workload, place)
+        for setting in fields(Settings)
+        if setting.name in type(model).model_fields
+    }
     return Settings(
-        workload=_SERVER if workload.server else workload.target,
-        checkpoint=Path(workload.checkpoint) if workload.checkpoint else None,
-        torch_threads=workload.threads,
-        spec=spec,
-        **own,
-        **{name: getattr(place, name) for name in ReplicaPlace.model_fields},
+        **named_alike
+        | {
+            "workload": _SERVER if workload.server else workload.target,
+            "checkpoint": Path(workload.checkpoint) if workload.checkpoint else None,
+            "torch_threads": workload.threads,
+            "spec": spec,
+        }
     )

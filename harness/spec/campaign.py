@@ -17,7 +17,7 @@ from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import Interval, Mode, MpsSpec, Sharing, settings_under
 from harness.spec.stress import StressLoad, StressSpec
 from harness.spec.timing import FIRST_LOOK, PRESETS, Repeats, RepeatsOrNumber, Timing, UntilKnown, short_by_scrapes
-from harness.spec.workload import WorkloadSpec, settings_of
+from harness.spec.workload import RATE_IS_OF, WorkloadSpec, settings_of
 
 MAX_EXPERIMENTS = 10_000
 
@@ -114,10 +114,7 @@ class CampaignSpec(StrictModel):
         points = len(self.replicas) * (len(self.stress.grid()) if self.stress else max(1, len(self.conditions)))
         count = len(self.workloads) * len(self._modes()) * points * self.most_repeats
         if count > MAX_EXPERIMENTS:
-            yield (
-                f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: "
-                "take fewer workloads, replica counts, conditions or repeats, or split it into several files."
-            )
+            yield f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: split it into several files."
 
     @model_validator(mode="before")
     @classmethod
@@ -148,16 +145,10 @@ class CampaignSpec(StrictModel):
             if known is not None and scenario is not None and scenario.kind is not ScenarioKind.HTTP:
                 yield f"`timing.stop_when_known` would cut LoadGen's test of {name} short: remove one."
             if known is not None and server is not None and server.ramp_to is not None:
-                yield (
-                    f"`timing.stop_when_known` takes the rate of {name} to stay what it is, and `ramp_to` changes it: "
-                    "remove one of the two."
-                )
+                yield f"`timing.stop_when_known` needs a rate that stays, and `ramp_to` of {name} changes it: remove one."
             test_s = (scenario.duration_s if scenario else None) or 0.0
             if test_s > self.timing.record_s:
-                yield (
-                    f"the scenario of {name} lasts {test_s:g} s (duration_s), longer than the recording that it must lie in "
-                    f"({self.timing.record_s:g} s, timing.record_s)."
-                )
+                yield f"the scenario of {name} has duration_s {test_s:g}, above timing.record_s {self.timing.record_s:g}."
 
     @checked
     def _stress_can_be(self) -> Iterator[str]:
@@ -173,18 +164,13 @@ class CampaignSpec(StrictModel):
             if self.stress.load is StressLoad.BATCH and (workload.server or workload.scenario):
                 yield f"the workload {workload.name} has no batch to raise: only a closed loop has."
             if self.stress.load is StressLoad.RATE and not workload.has_rate:
-                yield (
-                    f"the workload {workload.name} has no rate to raise: give it a `scenario` server or http, or its `server` a "
-                    "`rate` without `ramp_to`."
-                )
+                yield f"the workload {workload.name} has no rate to raise: {RATE_IS_OF}"
 
     @checked
     def _sharing_can_be(self) -> Iterator[str]:
         for name, mode in (("mps", Sharing.MPS), ("time_slice", Sharing.TIME_SLICING)):
             if getattr(self, name) and mode not in self.sharing:
-                yield (
-                    f"`{name}` has no effect without {mode.value} among the sharing modes: add it to `sharing`, or remove `{name}`."
-                )
+                yield f"`{name}` has no effect without {mode.value} in `sharing`: add that, or remove `{name}`."
         if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
             yield f"sharing exclusive needs a GPU per replica: no count is as low as `gpus` ({self.gpus})."
         if self.time_slice and not self.by_claims:
@@ -195,9 +181,7 @@ class CampaignSpec(StrictModel):
         if self.backend == LOCAL:
             return
         if self.kubernetes is None:
-            yield (
-                "backend kubernetes needs a section `kubernetes`; `kubernetes: {}` takes the current context and every default."
-            )
+            yield "backend kubernetes needs a section `kubernetes`; `kubernetes: {}` takes every default."
             return
         if len(self.sharing) > 1 and not self.switches_sharing and not self.by_claims:
             yield (
@@ -213,34 +197,22 @@ class CampaignSpec(StrictModel):
         layered = [condition.name for condition in self.conditions if condition.layer]
         imaged = [workload.name for workload in self.workloads if workload.server and workload.server.image]
         if layered and imaged:
-            yield (
-                f"`conditions`: {layered[0]} has a layer, and the command of the image of {imaged[0]} is not known: put the layer into "
-                "`server.command`."
-            )
+            yield f"`conditions`: the layer of {layered[0]} needs a command, and {imaged[0]} has an image: use `server.command`."
 
     @checked
     def _servers_that_run_already(self) -> Iterator[str]:
         running = [workload.name for workload in self.workloads if workload.server and workload.server.url]
         modes = [mode.value for mode in self.sharing if mode is not Sharing.AS_FOUND]
         if running and modes:
-            yield (
-                f"`sharing` {' and '.join(modes)}: {running[0]} runs already, and how it shares a GPU is as it was found. Leave "
-                "`sharing` out; other workloads go into a campaign of their own."
-            )
+            yield f"`sharing` {' and '.join(modes)}: {running[0]} runs already, and shares as it was found: leave `sharing` out."
         if running and self.conditions:
-            yield (
-                f"`conditions`: {running[0]} runs already, and nothing can be put between it and the machine. Run a campaign under each "
-                "condition, and compare them: harness compare"
-            )
+            yield f"`conditions`: {running[0]} runs already: run a campaign under each, and compare them: harness compare"
         for cell in self.cells():
             urls = cell.workload.server.url if cell.workload.server else []
             if cell.sharing is Sharing.AS_FOUND and not urls:
                 yield f"sharing as-found is of servers that run already, and {cell.workload.name} is none."
             if urls and cell.replicas > len(urls):
-                yield (
-                    f"{cell.replicas} replicas of {cell.workload.name} are as many servers, and its `url` names {len(urls)}: "
-                    "name one for each, or take fewer replicas."
-                )
+                yield f"{cell.replicas} replicas of {cell.workload.name} need as many servers, and `url` names {len(urls)}."
 
     @checked
     def _repeats_can_be(self) -> Iterator[str]:

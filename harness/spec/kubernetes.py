@@ -196,20 +196,13 @@ class KubernetesSpec(PodSettings):
     @checked
     def _can_be(self) -> Iterator[str]:
         if self.prometheus_url is None and self.prometheus_access.differs("token_file", "token_env", "ca_file"):
-            yield (
-                "`prometheus_access` has no token and no authority where the API server stands before Prometheus: "
-                "give its address in `prometheus_url`."
-            )
+            yield "`prometheus_access` has no token and no authority through the API server: give `prometheus_url`."
         if self.queue_name is not None and self.kind is not WorkloadKind.JOB:
-            yield (
-                "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one, and an experiment needs all."
-            )
+            yield "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one."
         if self.by_claims and self.gpus_per_replica != 1:
             yield "`sharing_by: dra` gives each replica one GPU: leave `gpus_per_replica` at 1."
         if self.by_claims and self.device_plugin_configs is not None:
-            yield (
-                "`device_plugin_configs` has no effect with `sharing_by: dra`, where claims say how a GPU is shared: remove one of the two."
-            )
+            yield "`device_plugin_configs` has no effect with `sharing_by: dra`: remove one of the two."
         if self.gpu_resource is None and not (self.annotations or self.labels):
             yield (
                 "`gpu_resource: null` needs `annotations` or `labels` that say which part of a GPU a replica has; on the CPU is `gpus_per_replica: 0`."

@@ -311,15 +311,10 @@ class ServerSpec(StrictModel):
         if bool(self.command or self.image) is bool(self.url):
             yield "give either `command` or `image`, which is started, or `url` of what runs already."
         if any(urlsplit(url).username is not None for url in self.url):
-            yield (
-                "`url` holds a name or a password, and the file is kept with the results: leave it out, and name a variable "
-                "that holds the key in `api_key_env`."
-            )
+            yield "`url` holds a name or a password, and the file is kept with the results: use `api_key_env`."
         wrong = next((number for number, url in enumerate(self.url, 1) if not _URL.fullmatch(url)), None)
         if wrong is not None:
-            yield (
-                f"address {wrong} of `url` is not of the form http://host:port or https://host:port; what follows goes into `path`."
-            )
+            yield f"address {wrong} of `url` is no http(s)://host:port; what follows goes into `path`."
         if len({url.rstrip("/") for url in self.url}) < len(self.url):
             yield "`url` names an address twice: each replica asks a server of its own."
         if self.url and (name := self.differs(*_OF_A_COMMAND)):
@@ -338,19 +333,11 @@ class ServerSpec(StrictModel):
         if any(REPLICA_PLACEHOLDER in text for text in self._texts):
             yield f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out."
         if self.port == METRICS_PORT:
-            yield (
-                f"port {METRICS_PORT} of a pod has the /metrics of the replica: choose another `port`, and tell it the server."
-            )
+            yield f"port {METRICS_PORT} of a pod has the /metrics of the replica: choose another `port`."
         if self.api_key_env is not None and self.api_key_env not in self.secret_env:
-            yield (
-                f"`api_key_env` names {self.api_key_env}, which no pod has: name the Secret that holds it in `secret_env`, "
-                f"e.g. {{{self.api_key_env}: name/key}}."
-            )
+            yield f"`api_key_env` names what no pod has: say in `secret_env`, e.g. {{{self.api_key_env}: name/key}}."
         if len(self.model_dump_json()) > _MOST_OF_A_VARIABLE:
-            yield (
-                f"what is said of the server is longer than a variable of a pod may be ({_MOST_OF_A_VARIABLE:,} characters): "
-                "leave out `data` of `tensors`, or shorten `body`."
-            )
+            yield f"the server is longer than a pod's variable ({_MOST_OF_A_VARIABLE:,}): shorten `tensors` or `body`."
 
     @property
     def _texts(self) -> list[str]:
@@ -377,10 +364,7 @@ class ServerSpec(StrictModel):
     def _told_its_port(self) -> Iterator[str]:
         has_port = any(PORT_PLACEHOLDER in text for text in self._texts)
         if not (has_port or self.url or (self.image and self.port)):
-            yield (
-                f"nothing tells the server its port: say {PORT_PLACEHOLDER} in `command`, `args` or `env`, e.g. command: "
-                "[serve, --port, '{port}']; an `image` may have a `port` that it takes by itself."
-            )
+            yield f"nothing tells the server its port: say {PORT_PLACEHOLDER} in `command`, `args` or `env`; an `image` may have a `port`."
 
     @checked
     def _one_kind_of_load(self) -> Iterator[str]:
@@ -392,10 +376,7 @@ class ServerSpec(StrictModel):
             yield "arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one."
         texts = self.requests.differs("file", "input_tokens", "output_tokens")
         if self.trace is not None and (texts or self.protocol in OPEN_INFERENCE):
-            yield (
-                "`trace` says how long texts are: leave `file`, `input_tokens` and `output_tokens` out of `requests`, and take another "
-                "protocol than oip and oip-grpc."
-            )
+            yield "`trace` says how long texts are: leave lengths and `file` out of `requests`, and take no oip protocol."
 
     @checked
     def _images_and_sounds_have_a_place(self) -> Iterator[str]:

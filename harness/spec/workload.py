@@ -62,6 +62,7 @@ CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
 )
 MAX_BATCH = 2**20
+RATE_IS_OF = "a `scenario` server or http has one, and a `server` with `rate` and without `ramp_to`."
 SERVER, STREAMING_SERVER = "server", "streaming-server"
 AXES = ("batch_size", "precision", "execution")
 """Fields that may be lists; and so may every one of ``options``."""
@@ -242,9 +243,7 @@ class WorkloadSpec(StrictModel):
         if self.server is not None and self.has_rate:
             return self.model_copy(update={"server": self.server.model_copy(update={"rate": rate})})
         if self.scenario is None or not self.open_loop:
-            raise ValueError(
-                f"the workload {self.name} has no scenario with a rate (server or http), and no server with a `rate` that stays."
-            )
+            raise ValueError(f"the workload {self.name} has no rate: {RATE_IS_OF}")
         return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
 
     @checked
@@ -272,10 +271,7 @@ class WorkloadSpec(StrictModel):
         if self.target == "resnet50-training" and self.batch_size == 1:
             yield "resnet50-training needs `batch_size` 2 or more: batch normalisation compares images."
         if self.target == "data-parallel-training" and self.execution is Execution.CUDA_GRAPH:
-            yield (
-                "data-parallel-training has no `execution` cuda-graph: what two processes exchange over the host cannot be "
-                "recorded; use eager or compiled."
-            )
+            yield "data-parallel-training has no `execution` cuda-graph, for two processes: use eager or compiled."
 
     def _unknown(self) -> Iterator[str]:
         """A workload that is not built in, or an option that it has not."""
@@ -286,9 +282,7 @@ class WorkloadSpec(StrictModel):
                 "see docs/servers.md."
             )
         if self.target not in (known := (*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS)):
-            yield (
-                f"unknown workload {self.target!r}: {nearest(self.target, known)} One of your own needs `factory: module:callable`."
-            )
+            yield f"unknown workload {self.target!r}: {nearest(self.target, known)} One of your own needs a `factory`."
         known = WORKLOAD_OPTIONS.get(self.target, ())
         unknown = next((name for name in self.options if name not in {*known, *REMOVED_OPTIONS}), None)
         if unknown is not None:

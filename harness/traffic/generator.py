@@ -72,28 +72,20 @@ class LoadPlan(StrictModel):
 class ReplicaClient(Client):
     """Asks replicas that serve: connections that stay open, one request at a time on each.
 
-    Own code, and no coroutine a request: what is left of the CPU decides how exactly the next one is sent.
-
-    Args:
-        targets: host and port of each.
-        most: connections in all, not fewer than requests in flight.
-        timeout_s: after which an answer is no longer waited for.
-        epoch_ns: between ``time.perf_counter_ns`` and the epoch.
-        one_clock: replicas are told the intended time, which another machine's clock would make nothing of.
+    Own code, and no coroutine a request: what is left of the CPU decides how exactly the next one is sent. ``epoch_ns`` is
+    between ``time.perf_counter_ns`` and the epoch; replicas are told the intended time where theirs is the same clock.
     """
 
     sends_at_once = True
 
-    def __init__(
-        self, targets: list[tuple[str, int]], *, most: int, timeout_s: float, epoch_ns: int, one_clock: bool
-    ) -> None:
-        self._targets, self._most, self._timeout_s = targets, most, timeout_s
-        self._epoch_ns, self._one_clock = epoch_ns, one_clock
+    def __init__(self, plan: LoadPlan, epoch_ns: int) -> None:
+        self._targets, self._most, self._timeout_s = plan.targets, plan.max_clients, plan.timeout_s
+        self._epoch_ns, self._one_clock = epoch_ns, plan.one_clock
         self._heads = [
             f"POST /infer HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: 0\r\nX-Intended-Ns: ".encode()
-            for host, port in targets
+            for host, port in plan.targets
         ]
-        self._idle: list[list[_KeptConnection]] = [[] for _ in targets]
+        self._idle: list[list[_KeptConnection]] = [[] for _ in plan.targets]
         self._connections: set[_KeptConnection] = set()
         self._connecting: set[asyncio.Task[None]] = set()
 
@@ -249,11 +241,8 @@ def send(plan: LoadPlan, stopping: threading.Event) -> None:
     due = of_targets(plan.rate, plan.arrivals, len(plan.targets), plan.seed)
     if plan.duration_s is not None:
         due = _until(plan.duration_s, due, stopping)
-    client = ReplicaClient(
-        plan.targets, most=plan.max_clients, timeout_s=plan.timeout_s, epoch_ns=epoch_ns, one_clock=plan.one_clock
-    )
     loop = LoadLoop(
-        client,
+        ReplicaClient(plan, epoch_ns),
         itertools.repeat(INFER),
         book,
         due=due,

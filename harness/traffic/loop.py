@@ -39,12 +39,9 @@ def precise_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoadLoop:
-    """Asks until it is stopped, and waits for what was asked before.
+    """Asks until it is stopped, and waits for what was asked before; ``book`` takes what became of each.
 
     Args:
-        client: sends the requests.
-        questions: endless.
-        book: takes what became of each.
         due: nanoseconds after the start at which requests are meant to be sent, and the index of whom to ask; None: closed loop.
         most: requests in flight at the most; of the closed loop: always.
         follow_s: how long the answers to what was asked before the stop are waited for.

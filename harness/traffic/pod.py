@@ -14,7 +14,7 @@ import sys
 import threading
 from pathlib import Path
 
-from harness.traffic.endpoint import Endpoint, Response
+from harness.traffic.endpoint import Endpoint, Response, Routes
 from harness.traffic.generator import LoadPlan
 
 END_S = 20.0
@@ -30,11 +30,11 @@ class Shard:
             [sys.executable, "-m", "harness.traffic.generator", str(path), str(os.getpid())]
         )
         self._lock = threading.Lock()
-        self.routes = {
-            "/health": self._health,
-            "/status": self._status,
-            "/finish": self._finish,
-            "/requests": self._requests,
+        self.routes: Routes = {
+            "/health": lambda: Response(200 if self._sends() else 503, b"{}"),
+            "/status": lambda: Response(200, json.dumps({"sends": self._sends()}).encode()),
+            "/finish": lambda: Response(200, json.dumps({"exit_code": self.finish()}).encode()),
+            "/requests": lambda: Response(200, self._log.read_bytes() if self._log.exists() else b""),
         }
 
     def finish(self) -> int | None:
@@ -50,18 +50,6 @@ class Shard:
     def _sends(self) -> bool:
         """Whether it does: its log is made when its imports are done, just before the first request."""
         return self._process.poll() is None and self._log.exists()
-
-    def _health(self) -> Response:
-        return Response(200 if self._sends() else 503, b"{}")
-
-    def _status(self) -> Response:
-        return Response(200, json.dumps({"sends": self._sends()}).encode())
-
-    def _finish(self) -> Response:
-        return Response(200, json.dumps({"exit_code": self.finish()}).encode())
-
-    def _requests(self) -> Response:
-        return Response(200, self._log.read_bytes() if self._log.exists() else b"")
 
 
 def main() -> None:

@@ -23,14 +23,10 @@ class BadAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What one request asks.
+    """What one request asks; ``output_tokens`` at most.
 
-    Attributes:
-        output_tokens: the most that are asked for.
-        prompt: text.
-        messages: of a chat; None: the prompt as one message of the user.
-        body: the whole body, as an object or as it is sent; None: made of the others.
-        input_tokens: of the prompt, by a tokenizer of the client's own; UNKNOWN without one.
+    ``messages`` are of a chat, in place of the prompt, ``body`` is whole, in place of all others, as an object or as it is sent.
+    ``input_tokens`` are the prompt's, by a tokenizer of the client's own.
     """
 
     output_tokens: int

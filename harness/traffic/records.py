@@ -43,12 +43,9 @@ def nearest_rank(count: int, quantile: float) -> int:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A request and what became of it; times are of ``time.perf_counter_ns``.
+    """A request to the server of index ``target``, and what became of it; times are of ``time.perf_counter_ns``.
 
-    Attributes:
-        target: index of the server that is asked.
-        token_ns: when each piece of text arrived; empty without a stream.
-        said: why it failed, for people.
+    ``token_ns`` has the arrival of each piece of text of a stream; ``said`` is why it failed, for people.
     """
 
     intended_ns: int

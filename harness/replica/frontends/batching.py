@@ -206,13 +206,8 @@ class BatchLedger:
             self.service_log.append(self.metrics.epoch_ns + start_ns, end_ns - start_ns)
 
 
-@dataclass(slots=True)
-class _Begun:
-    """A batch that is being computed."""
-
-    batch: Sequence[Pending]
-    start_ns: int
-    wait: Callable[[], object]
+Begun = tuple[Sequence[Pending], int, Callable[[], object]]
+"""A batch that is being computed, since when, and what waits for it."""
 
 
 class Service:
@@ -226,7 +221,7 @@ class Service:
         answer: Callable[[Sequence[Pending], int, int], None],
     ) -> None:
         self._batcher, self._serve, self._ledger, self._answer = batcher, serve, ledger, answer
-        self._begun: _Begun | None = None
+        self._begun: Begun | None = None
         self._last_end_ns = 0
 
     def serve_next(self) -> int:
@@ -235,18 +230,19 @@ class Service:
         if begun is None:
             return 0
         self._begun = self._begin(self._batcher.take_full()) if self._serve.ahead else None
-        begun.wait()
+        batch, begun_ns, wait = begun
+        wait()
         end_ns = time.perf_counter_ns()
         # The model was the one before's until that was answered.
-        start_ns, self._last_end_ns = max(begun.start_ns, self._last_end_ns), end_ns
-        self._answer(begun.batch, start_ns, end_ns)
-        for request in begun.batch:
+        start_ns, self._last_end_ns = max(begun_ns, self._last_end_ns), end_ns
+        self._answer(batch, start_ns, end_ns)
+        for request in batch:
             self._ledger.add(request, start_ns, end_ns)
         self._batcher.done()
-        return len(begun.batch)
+        return len(batch)
 
-    def _begin(self, batch: Sequence[Pending]) -> _Begun | None:
+    def _begin(self, batch: Sequence[Pending]) -> Begun | None:
         if not batch:
             return None
         start_ns = time.perf_counter_ns()
-        return _Begun(batch, start_ns, self._serve.begin(sum(request.inputs for request in batch)))
+        return batch, start_ns, self._serve.begin(sum(request.inputs for request in batch))

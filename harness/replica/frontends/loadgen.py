@@ -67,7 +67,8 @@ class LoadGenFrontend(Frontend):
         self._service = Service(self._batcher, serve, ledger, self._answer)
         self._offline: list[int] = []
         self._over = threading.Event()
-        self._schedule: ScheduledTimes | None = None
+        self._offsets_ns: Iterator[int] | None = None
+        self._start_ns = 0
         self._round = ""
         self._issued = 0
         self._completed = 0
@@ -112,7 +113,8 @@ class LoadGenFrontend(Frontend):
         if name == "settle":
             settings.min_query_count = self._batch_size  # nobody judges it, so it need not be long enough
         if self._scenario.kind == "server":
-            self._schedule = ScheduledTimes(settings.schedule_rng_seed, settings.server_target_qps)
+            self._offsets_ns = offsets_ns(settings.schedule_rng_seed, settings.server_target_qps)
+            self._start_ns = sys.maxsize
         started_s = time.time()
         # In the replica's own folder where there is one: a killed replica leaves nothing in the machine's.
         with tempfile.TemporaryDirectory(prefix="loadgen-", dir=self._folder) as scratch:
@@ -133,9 +135,10 @@ class LoadGenFrontend(Frontend):
             return {"started_s": started_s, "duration_s": elapsed_s, **read_result(place)}
 
     def _run_loadgen(self, settings: Any, log: Any) -> None:
-        library = loadgen.ConstructQSL(SAMPLES, SAMPLES, _ignore, _ignore)
+        # Samples are loaded already, and none is held back that could be flushed: the workload has its own inputs.
+        library = loadgen.ConstructQSL(SAMPLES, SAMPLES, lambda _samples: None, lambda _samples: None)
         # The fast one hands over numbers: 300,000 samples of Offline as objects hold up the interpreter, and the GPU, for 0.3 s.
-        system = loadgen.ConstructFastSUT(self._issue, _ignore_nothing)
+        system = loadgen.ConstructFastSUT(self._issue, lambda: None)
         try:
             loadgen.StartTestWithLogSettings(system, library, settings, log, "")
         finally:
@@ -151,8 +154,15 @@ class LoadGenFrontend(Frontend):
         if self._scenario.kind == "offline":
             self._offline = tokens
             return
-        intended_ns = self._schedule.next_ns(now_ns) if self._schedule else now_ns
-        self._batcher.offer(Pending(len(tokens), intended_ns, now_ns, tokens))
+        self._batcher.offer(Pending(len(tokens), self._intended_ns(now_ns), now_ns, tokens))
+
+    def _intended_ns(self, seen_ns: int) -> int:
+        """Scheduled time of the next query, by the clock that it is seen with; the start is the earliest that any so far allows."""
+        if self._offsets_ns is None:
+            return seen_ns
+        offset_ns = next(self._offsets_ns)
+        self._start_ns = min(self._start_ns, seen_ns - offset_ns)  # a query is never seen before its time
+        return self._start_ns + offset_ns
 
     def _serve_offline(self, stopping: threading.Event) -> None:
         """Serve all samples in full batches; the latency of one is its service time, as nobody waits for it.
@@ -227,14 +237,6 @@ def _log_settings(folder: Path) -> Any:
     return settings
 
 
-def _ignore(_samples: Sequence[int]) -> None:
-    """Samples are loaded already: the workload has its own inputs."""
-
-
-def _ignore_nothing() -> None:
-    """Nothing is held back that could be flushed."""
-
-
 def offsets_ns(seed: int, rate: float) -> Iterator[int]:
     """When LoadGen means to send each query of its Server scenario, nanoseconds after the start of the test.
 
@@ -249,22 +251,3 @@ def offsets_ns(seed: int, rate: float) -> Iterator[int]:
         for interval_ns in (-np.log(1.0 - uniform) / rate * NS_PER_S).astype(np.int64).tolist():
             yield at_ns
             at_ns += interval_ns
-
-
-class ScheduledTimes:
-    """Scheduled times by the clock that the queries are seen with."""
-
-    def __init__(self, seed: int, rate: float) -> None:
-        self._offsets = offsets_ns(seed, rate)
-        self._start_ns: int | None = None
-
-    def next_ns(self, seen_ns: int) -> int:
-        """Scheduled time of the next query, which was seen at ``seen_ns``.
-
-        The start is the earliest that any query so far allows: a query is never seen before its time.
-        """
-        offset_ns = next(self._offsets)
-        start_ns = seen_ns - offset_ns
-        if self._start_ns is None or start_ns < self._start_ns:
-            self._start_ns = start_ns
-        return self._start_ns + offset_ns

@@ -92,7 +92,9 @@ class HttpFrontend(Frontend):
             timeout_keep_alive=KEEP_ALIVE_S,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run_server, name="http-server", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="http-server", daemon=True
+        )
 
     def facts(self) -> dict[str, object]:
         """How much it has served so far."""
@@ -125,9 +127,6 @@ class HttpFrontend(Frontend):
         self._thread.join(GRACE_S)
         self._socket.close()
 
-    def _run_server(self) -> None:
-        self._server.run(sockets=[self._socket])
-
     def _answer(self, batch: Sequence[Pending], start_ns: int, end_ns: int) -> None:
         inputs = sum(request.inputs for request in batch)
         self._batches += 1
@@ -150,7 +149,7 @@ class HttpFrontend(Frontend):
         app.add_api_route("/stats", self._stats, methods=["GET"])
         # Plain routes: FastAPI's parsing of parameters would double the cost of a request that has none, and reads any body.
         app.add_route("/infer/batch", self._infer_batch, methods=["POST"])
-        app.add_route("/infer", self._infer, methods=["POST"])
+        app.add_route("/infer", self._serve_one, methods=["POST"])
         return app
 
     async def _health(self) -> dict[str, str]:
@@ -170,9 +169,6 @@ class HttpFrontend(Frontend):
             if len(recent_ns) * (100 - percent) >= 100
         }
         return {**self.facts(), "recent_requests": len(recent_ns), "recent_latency_ms": latency_ms}
-
-    async def _infer(self, request: Request) -> Response:
-        return await self._serve_one(1, request)
 
     async def _infer_batch(self, request: Request) -> Response:
         text = bytearray()
@@ -194,9 +190,9 @@ class HttpFrontend(Frontend):
         if body.inputs > self._batch_size:
             problem = f"{body.inputs} inputs are more than the largest batch of {self._batch_size}"
             return JSONResponse({"error": problem}, 413)
-        return await self._serve_one(body.inputs, request)
+        return await self._serve_one(request, body.inputs)
 
-    async def _serve_one(self, inputs: int, request: Request) -> Response:
+    async def _serve_one(self, request: Request, inputs: int = 1) -> Response:
         arrived_ns = time.perf_counter_ns()
         self._loop = asyncio.get_running_loop()
         future: asyncio.Future[dict[str, Any] | None] = self._loop.create_future()

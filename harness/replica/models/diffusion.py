@@ -62,8 +62,7 @@ class PatchAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        out: Tensor = self.proj(attend(query, key, value))
-        return out
+        return self.proj(attend(query, key, value))
 
 
 class Block(nn.Module):
@@ -79,8 +78,7 @@ class Block(nn.Module):
         """[B, T, width] under [B, 1, width] -> [B, T, width]."""
         shift, scale, gate, later_shift, later_scale, later_gate = self.adaLN_modulation(condition).chunk(6, -1)
         x = x + gate * self.attn(_modulated(x, shift, scale))
-        out: Tensor = x + later_gate * self.mlp(_modulated(x, later_shift, later_scale))
-        return out
+        return x + later_gate * self.mlp(_modulated(x, later_shift, later_scale))
 
 
 class Head(nn.Module):
@@ -93,8 +91,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """[B, T, width] under [B, 1, width] -> [B, T, 2 x 2 x 8]."""
-        out: Tensor = self.linear(_modulated(x, *self.adaLN_modulation(condition).chunk(2, -1)))
-        return out
+        return self.linear(_modulated(x, *self.adaLN_modulation(condition).chunk(2, -1)))
 
 
 class DiT(nn.Module):
@@ -190,8 +187,7 @@ class Diffusion(execution.PoolWorkload):
     def _noise(self, latents: Tensor, time: Tensor) -> Tensor:
         """The noise in latents [B, 4, H, W] that are all as noisy as ``time`` [1], with guidance."""
         if self._guidance == 1:
-            out: Tensor = self.model(latents, time.expand(len(latents)), self.classes)
-            return out
+            return self.model(latents, time.expand(len(latents)), self.classes)
         classes = torch.cat([self.classes, self._no_classes])
         of_class, of_none = self.model(latents.repeat(2, 1, 1, 1), time.expand(len(classes)), classes).chunk(2)
         return torch.lerp(of_none, of_class, self._guidance)

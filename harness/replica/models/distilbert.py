@@ -14,11 +14,10 @@ from harness.replica.models import checkpoint, execution
 from harness.replica.models.checkpoint import ModelShape, Number
 from harness.replica.models.fp8 import use_fp8
 from harness.replica.models.layers import Attention, Embedding, Linear, named
-from harness.replica.models.training import LabelledBatch, Training, check
+from harness.replica.models.training import LabelledBatch, Training, adam_w, check
 from harness.replica.settings import Settings
 
 _EPSILON = 1e-12
-_WEIGHT_DECAY = 0.01
 CLASS_WORDS = 20
 _CLASS_WORD_SHARE = 1 / 2
 
@@ -55,8 +54,7 @@ class Embeddings(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> [B, T, width]."""
         positions = self.position_embeddings.weight[: tokens.shape[1]]
-        out: Tensor = self.LayerNorm(self.word_embeddings(tokens) + positions)
-        return out
+        return self.LayerNorm(self.word_embeddings(tokens) + positions)
 
 
 class BertLayer(nn.Module):
@@ -72,8 +70,7 @@ class BertLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
         x = self.sa_layer_norm(self.attention(x) + x)
-        out: Tensor = self.output_layer_norm(self.ffn(x) + x)
-        return out
+        return self.output_layer_norm(self.ffn(x) + x)
 
 
 class DistilBert(nn.Module):
@@ -89,8 +86,7 @@ class DistilBert(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> logits [B, classes], from the first token's state."""
         first = self.distilbert(tokens)[:, 0]
-        logits: Tensor = self.classifier(torch.relu(self.pre_classifier(first)))
-        return logits
+        return self.classifier(torch.relu(self.pre_classifier(first)))
 
 
 def _sizes(settings: Settings) -> tuple[BertShape, int]:
@@ -128,12 +124,6 @@ def make_training(settings: Settings) -> Training:
     shape, tokens = _sizes(settings)
     device = execution.prepare_device(settings)
     model = checkpoint.build(lambda: DistilBert(shape), settings, device, training=True)
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=settings.number("learning_rate", 5e-5),
-        weight_decay=_WEIGHT_DECAY,
-        capturable=settings.execution == "cuda-graph",
-    )
     size, generator = (settings.batch_size, tokens), execution.input_generator(settings)
     pool = execution.input_pool(lambda: labelled_texts(size, shape.classes, shape.vocabulary, generator), device)
-    return Training(model, optimizer, pool, settings, device)
+    return Training(model, adam_w(model, settings, 5e-5), pool, settings, device)

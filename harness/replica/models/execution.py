@@ -7,7 +7,7 @@ import os
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -160,8 +160,7 @@ def accelerate_up_to(
 
 def compiled(forward: Step) -> Step:
     """Return ``forward`` compiled for the shapes of its first call."""
-    run: Step = torch.compile(forward, dynamic=False)
-    return run
+    return torch.compile(forward, dynamic=False)
 
 
 class Captured:
@@ -201,13 +200,13 @@ class Captured:
         return self._output
 
 
-class PoolWorkload:
-    """A model that answers one batch of its pool a request, in turn; ``facts`` are those of ``describe``, and more."""
+class PoolModel:
+    """A model and its batches on the host, taken in turn; ``facts`` are those of ``describe``, and more."""
 
     def __init__(
         self,
         model: nn.Module,
-        pool: Sequence[Tensor],
+        pool: Sequence[Any],
         settings: Settings,
         device: torch.device,
         facts: dict[str, object] | None = None,
@@ -224,6 +223,10 @@ class PoolWorkload:
     def describe(self) -> dict[str, object]:
         """Return what runs where."""
         return self._facts
+
+
+class PoolWorkload(PoolModel):
+    """A model that answers one batch of its pool a request."""
 
     def serving(self) -> torch.inference_mode:
         """Entered once around all requests: entering it for each costs an eager request 1 %."""

@@ -94,12 +94,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, kept: tuple[Tensor, Tensor] | None = None, mask: Tensor | None = None) -> Tensor:
         """[B, T, width] -> [B, T, width], by keys and values that were kept, or those of ``x`` itself."""
         query = self._split("query", x)
-        out: Tensor = getattr(self, self._names["out"])(attend(query, *(kept or self.keys_values(x)), mask))
-        return out
+        return getattr(self, self._names["out"])(attend(query, *(kept or self.keys_values(x)), mask))
 
     def _split(self, part: str, x: Tensor) -> Tensor:
-        split: Tensor = getattr(self, self._names[part])(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)
-        return split
+        return getattr(self, self._names[part])(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
 class FoldedConvolution(nn.Module):

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate
+from torch.nn.functional import cross_entropy
 
 from harness.replica.errors import CannotBeMetError, SettingError
 from harness.replica.models import checkpoint, execution
 from harness.replica.models.layers import Conv2d, Linear
-from harness.replica.models.training import LabelledBatch, Training, check
+from harness.replica.models.training import LabelledBatch, Training, adam_w, check, class_patterns
 from harness.replica.settings import Settings
 
 _PLACES = 4
@@ -31,7 +31,6 @@ SHAPES = {"mnist": (1, 28, 28), "cifar": (3, 32, 32)}
 MADE_SAMPLES = 6000
 HELD_OUT = 6
 """One image is held out for every so many that are trained on."""
-_PATTERN_PIXELS = 8
 _UBYTE = 0x08
 _MOST_BYTES = 4 << 30
 
@@ -68,8 +67,7 @@ class SmallNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, channels, H, W] -> logits [B, 10]."""
-        logits: Tensor = self.classifier(self.features(images).flatten(1))
-        return logits
+        return self.classifier(self.features(images).flatten(1))
 
 
 def network(settings: Settings) -> SmallNet:
@@ -116,11 +114,7 @@ def as_input(images: Tensor) -> Tensor:
 
 def _made(settings: Settings, shape: tuple[int, int, int], samples: int) -> tuple[Tensor, Tensor]:
     """Each class has a pattern from the seed, and every image of it is that pattern in noise."""
-    channels, height, width = shape
-    patterns = torch.randn(
-        CLASSES, channels, _PATTERN_PIXELS, _PATTERN_PIXELS, generator=torch.Generator().manual_seed(settings.seed)
-    )
-    patterns = interpolate(patterns, size=(height, width), mode="bilinear")
+    patterns = class_patterns(CLASSES, shape, settings.seed)
     generator = execution.input_generator(settings)
     count = samples + max(samples // HELD_OUT, 1)
     labels = torch.randint(CLASSES, (count,), generator=generator)
@@ -200,11 +194,7 @@ class ImageTraining(Training):
 
     def __init__(self, settings: Settings, device: torch.device, *, rank: int = 0, ranks: int = 1) -> None:
         model = checkpoint.build(lambda: network(settings), settings, device, training=True)
-        optimizer = torch.optim.AdamW(
-            model.parameters(),
-            lr=settings.number("learning_rate", 3e-3),
-            capturable=settings.execution == "cuda-graph",
-        )
+        optimizer = adam_w(model, settings, 3e-3)
         self._data = LabelledImages(settings)
         whole = settings.batch_size * ranks
         if whole > len(self._data.labels):
@@ -280,9 +270,7 @@ class Prefetch(Iterator[LabelledBatch]):
         self._thread.shutdown(cancel_futures=True)
 
 
-def make(settings: Settings) -> SmallImages:
-    """Make the workload that classifies."""
-    return SmallImages(settings)
+make = SmallImages
 
 
 def make_training(settings: Settings) -> ImageTraining:

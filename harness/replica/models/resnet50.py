@@ -22,7 +22,7 @@ from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, fp8, image_input
 from harness.replica.models.checkpoint import ModelShape, Number
 from harness.replica.models.layers import Conv2d, FoldedConvolution, Linear, named, replace
-from harness.replica.models.training import LabelledBatch, Training, check
+from harness.replica.models.training import LabelledBatch, Training, check, class_patterns
 from harness.replica.settings import Settings
 
 
@@ -42,7 +42,6 @@ SIZES = {
     "tiny": ResNetShape(stem=8, widths=(16, 32), depths=(1, 1), classes=10, image_pixels=32),
 }
 TRAINING_SIZES = {name: shape.model_copy(update={"classes": 10, "image_pixels": 32}) for name, shape in SIZES.items()}
-_PATTERN_PIXELS = 8
 _MOMENTUM = 0.9
 _WEIGHT_DECAY = 5e-4
 
@@ -57,8 +56,7 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, H, W] -> [B, out, H / stride, W / stride]."""
-        out: Tensor = self.normalization(self.convolution(x))
-        return out
+        return self.normalization(self.convolution(x))
 
     def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """The same, with ``shortcut`` added, and a ReLU."""
@@ -106,8 +104,7 @@ class ResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> logits [B, classes]."""
-        logits: Tensor = self.classifier(self.resnet(images))
-        return logits
+        return self.classifier(self.resnet(images))
 
 
 def fold_norms(model: ResNet, *, fuse: bool) -> int:
@@ -295,13 +292,6 @@ class Notebook:
             self._activity.enter("idle")
 
 
-def labelled_images(images: int, patterns: Tensor, generator: torch.Generator) -> LabelledBatch:
-    """Return images [images, 3, 32, 32] and labels [images], which can be learnt: the class's pattern in noise."""
-    labels = torch.randint(len(patterns), (images,), generator=generator)
-    noise = torch.randn(images, *patterns.shape[1:], generator=generator)
-    return patterns[labels] + noise, labels
-
-
 def make_training(settings: Settings) -> Training:
     """Make the workload that trains."""
     check(settings)
@@ -312,13 +302,13 @@ def make_training(settings: Settings) -> Training:
     optimizer = torch.optim.SGD(
         model.parameters(), lr=settings.number("learning_rate", 0.05), momentum=_MOMENTUM, weight_decay=_WEIGHT_DECAY
     )
-    seeded = torch.Generator().manual_seed(settings.seed)
-    patterns = torch.randn(shape.classes, 3, _PATTERN_PIXELS, _PATTERN_PIXELS, generator=seeded)
-    patterns = interpolate(patterns, size=shape.image_pixels, mode="bilinear")
+    patterns = class_patterns(shape.classes, (3, shape.image_pixels, shape.image_pixels), settings.seed)
     generator = execution.input_generator(settings)
 
     def batch() -> LabelledBatch:
-        images, labels = labelled_images(settings.batch_size, patterns, generator)
-        return images.contiguous(memory_format=layout), labels
+        """Images [B, 3, 32, 32] and labels [B], which can be learnt: the class's pattern in noise."""
+        labels = torch.randint(len(patterns), (settings.batch_size,), generator=generator)
+        noise = torch.randn(settings.batch_size, *patterns.shape[1:], generator=generator)
+        return (patterns[labels] + noise).contiguous(memory_format=layout), labels
 
     return Training(model, optimizer, execution.input_pool(batch, device), settings, device)

@@ -6,12 +6,11 @@ with a scaled loss for fp16. There is no dropout, so that a step is the same wor
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 
 from harness.replica.errors import SettingError, WorkloadError
 from harness.replica.models import execution
@@ -19,6 +18,7 @@ from harness.replica.settings import Settings
 
 LabelledBatch = tuple[Tensor, Tensor]
 """Inputs [B, ...] and labels [B], on the host."""
+_PATTERN_PIXELS = 8
 
 
 def check(settings: Settings) -> None:
@@ -34,7 +34,21 @@ def check(settings: Settings) -> None:
         )
 
 
-class Training:
+def adam_w(model: nn.Module, settings: Settings, rate: float) -> torch.optim.Optimizer:
+    """AdamW over all weights at the settings' learning rate; ``rate``: unless they say one."""
+    captured = settings.execution == "cuda-graph"
+    return torch.optim.AdamW(model.parameters(), lr=settings.number("learning_rate", rate), capturable=captured)
+
+
+def class_patterns(classes: int, shape: tuple[int, int, int], seed: int) -> Tensor:
+    """Return [classes, *shape]: a smooth image of each class, which its images are in noise."""
+    few = torch.randn(
+        classes, shape[0], _PATTERN_PIXELS, _PATTERN_PIXELS, generator=torch.Generator().manual_seed(seed)
+    )
+    return interpolate(few, size=shape[1:], mode="bilinear")
+
+
+class Training(execution.PoolModel):
     """Steps over a pool of labelled batches, in turn; the model, in training mode, maps [B, ...] to logits [B, classes]."""
 
     def __init__(
@@ -45,20 +59,15 @@ class Training:
         settings: Settings,
         device: torch.device,
     ) -> None:
-        self.name = settings.workload
-        self.model = model
-        self.pool = pool
+        super().__init__(model, pool, settings, device)
         self.steps = 0
         self.first_loss: float | None = None
         self.last_loss: float | None = None
         self._forward = model
         self._optimizer = optimizer
-        self._device = device
         self._mixed = settings.precision != "fp32"
         self._dtype = execution.DTYPES[settings.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
-        self._facts = execution.describe(settings, device, model)
-        self._batch_size = settings.batch_size
         self._part = settings.batch_size // settings.option("accumulation", 1)
         self._loss_of = execution.compiled(self._loss) if settings.execution == "compiled" else self._loss
         captured = settings.execution == "cuda-graph"
@@ -66,11 +75,6 @@ class Training:
         if device.type == "cpu":
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(_let_signals_in)  # type: ignore[no-untyped-call]
-        self._next_batch = itertools.cycle(pool).__next__
-
-    def describe(self) -> dict[str, object]:
-        """Return what runs where."""
-        return self._facts
 
     def outcome(self) -> dict[str, object]:
         """Return how far it has come: steps, those of the warm-up included, and the first and the last one's loss."""

@@ -94,8 +94,7 @@ class WhisperLayer(nn.Module):
 
     def fed(self, x: Tensor) -> Tensor:
         """What the feed-forward makes of [B, T, width], added to it."""
-        out: Tensor = x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
-        return out
+        return x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
 
 
 class EncoderLayer(WhisperLayer):
@@ -120,8 +119,7 @@ class Encoder(nn.Module):
     def forward(self, mel: Tensor) -> Tensor:
         """[B, bands, 3000] -> [B, 1500, width]."""
         x = gelu(self.conv2(gelu(self.conv1(mel)))).transpose(1, 2)
-        out: Tensor = self.layer_norm(self.layers(x + self.embed_positions.weight))
-        return out
+        return self.layer_norm(self.layers(x + self.embed_positions.weight))
 
 
 class Memory:
@@ -165,8 +163,7 @@ class Decoder(nn.Module):
         mask = memory.positions <= positions[:, None]
         for index, layer in enumerate(self.layers):
             x = layer(x, positions, mask, memory.text[index], memory.clip[index])
-        out: Tensor = self.layer_norm(x)
-        return out
+        return self.layer_norm(x)
 
 
 class EncoderDecoder(nn.Module):
@@ -199,8 +196,7 @@ class Whisper(nn.Module):
         last = self.model.decoder(tokens, positions, memory)[:, -1]
         logits = last @ self.model.decoder.embed_tokens.weight.T
         logits[:, self.end_token] = -math.inf
-        token: Tensor = logits.argmax(-1)
-        return token
+        return logits.argmax(-1)
 
 
 class WhisperWorkload(execution.PoolWorkload):

@@ -87,7 +87,7 @@ DRA = "backend: kubernetes\nkubernetes: {sharing_by: dra}"
                 "more": "conditions: [{name: b, layer: {prefix: [env]}}]",
                 "workload": "-mine, server: {image: 'x/y:1', args: ['{port}']}",
             },
-            "`conditions`: b has a layer, and the command of the image",
+            "`conditions`: the layer of b needs a command",
         ),
         ({"backend": DRA.replace("dra", "dra, gpus_per_replica: 2")}, "gives each replica one GPU"),
         ({"backend": DRA.replace("dra", "dra, device_plugin_configs: a/b")}, "no effect with `sharing_by: dra`"),

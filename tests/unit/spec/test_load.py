@@ -60,7 +60,7 @@ def test_a_short_file_is_enough():
         (GOOD + "timing: {telemetry_interval_s: 1}\n", "at most 0.25"),
         (GOOD + "replicas: [1]\n", "c.yaml:6: `replicas` is given twice (first in line 5)."),
         (GOOD + "sharing: [mgi]\n", "must be 'exclusive', 'time-slicing', 'mps', 'mig' or 'as-found' (found 'mgi')"),
-        (GOOD + "mps: {equal_share: true}\n", "`mps` has no effect without mps among the sharing modes"),
+        (GOOD + "mps: {equal_share: true}\n", "`mps` has no effect without mps in `sharing`"),
         (
             GOOD + "sharing: [mps]\nmps: {equal_share: true, active_thread_percentage: 50}\n",
             "set the same: keep `share`",
@@ -267,7 +267,7 @@ CLUSTER = GOOD + "backend: kubernetes\n"
         (CLUSTER + "kubernetes: {labels: {gpu-sharing-harness/campaign: c}}\n", "is set by the harness: leave it out"),
         (CLUSTER + "kubernetes: {annotations: {prometheus.io/port: '1'}}\n", "is set by the harness: leave it out"),
         (CLUSTER + "kubernetes: {image_pull_secrets: [My_Secret]}\n", "must match the pattern"),
-        (CLUSTER + "kubernetes: {prometheus_access: {token_file: a}}\n", "give its address in `prometheus_url`"),
+        (CLUSTER + "kubernetes: {prometheus_access: {token_file: a}}\n", "give `prometheus_url`"),
         (
             CLUSTER + "kubernetes: {prometheus_url: 'http://a', prometheus_access: {token_file: a, token_env: B}}\n",
             "both give the token",

@@ -37,7 +37,7 @@ def parse(scenario, **replaced):
         ("{kind: server, rate: 5, max_queue: 5}", "`max_queue` has no effect with server; it belongs to http."),
         ("{kind: http, rate: 5, duration_s: 5}", "`duration_s` has no effect with http"),
         ("{kind: http, rate: 5, latency_limit_ms: -1}", "greater than 0 (found -1)"),
-        ("{kind: offline, duration_s: 101}", "lasts 101 s (duration_s), longer than the recording"),
+        ("{kind: offline, duration_s: 101}", "has duration_s 101, above timing.record_s"),
         ("{kind: offline, raet: 1}", "unknown key `workloads.0.scenario.raet`; did you mean `rate`?"),
     ],
 )
@@ -90,7 +90,7 @@ def test_the_rate_can_be_raised_by_whoever_looks_for_the_breaking_point():
     assert workload.at_rate(250.0).scenario.rate == 250
     assert workload.at_rate(250.0).scenario.max_queue == 5
     assert workload.scenario.rate == 10
-    with pytest.raises(ValueError, match="no scenario with a rate"):
+    with pytest.raises(ValueError, match="has no rate"):
         WorkloadSpec(name="resnet50", scenario={"kind": "offline"}).at_rate(5.0)
 
 
