@@ -1,23 +1,202 @@
-"""The command ``harness``: parse, call, print. Heavy imports live inside the commands."""
+"""The command ``harness``: parse, call, print. Heavy imports live inside the commands.
+
+Only the command that is called is made: typer compiles its options, which takes as long as the rest of a start.
+"""
 
 from __future__ import annotations
 
 import errno
 import functools
+import inspect
 import os
+import re
 import sys
+from collections import UserDict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info, get_command_name
+from typer.models import CommandInfo
 
-from harness.cli import output
-from harness.cli.app import app
+from harness import __version__
+from harness.cli import campaign, node, output, profile, publishing, results
 from harness.errors import BackendError, HarnessError, UsageError
 from harness.extras import advice_on
 
 if TYPE_CHECKING:
-    from typer._click import Command
+    from typer._click import Command, Context, HelpFormatter, Parameter
+
+EXIT_CODES = """Exit codes: 0 done · 1 internal error · 2 wrong command, campaign file or path · 3 preflight
+refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
+harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
+not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
+campaign was not reproduced · 13 worse than the baseline (--fail-on regression) · 14 DEGRADED experiments
+(--fail-on degraded) · 130 interrupted (resume goes on) · 141 whoever read the answer left before its end."""
+_NOTHING_GIVEN = re.compile(r"--[a-z-]+=")
+_WHOLE = 1000
+"""Characters that the help may show of what a command does: all."""
+_EXAMPLES = {
+    "FILE_OR_NAME": "quickstart",
+    "ARCHIVE": "CAMPAIGN.tar.xz",
+    "DIR": "results",
+    "file": "mine.yaml",
+    "mode": "mps --replicas 4",
+    "out": "exported",
+    "workload": "resnet50",
+}
+"""Of what a command needs, by the name in its usage; everything else is a campaign's folder."""
+_SIGN = "Sign the archive itself, with minisign, gpg or cosign, and check that signature before the archive is read."
+_IN_FILE = "It is a key of the campaign file: write that with `harness profile ... --write FILE`, edit it, and run it."
+_REMOVED: dict[tuple[str, ...], str] = {
+    (
+        "archive",
+    ): "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
+    (
+        "leaderboard",
+    ): "`harness status DIR` prints one table of all campaigns in a folder, `harness compare` says what a difference is worth.",
+    **{
+        ("profile", option): _IN_FILE
+        for option in ("--name", "--seed", "--threads", "--timeout-s", "--warmup-requests")
+    },
+    ("publish", "--sign"): _SIGN,
+    ("verify", "--signed-by"): _SIGN,
+    (
+        "verify-node",
+        "--profile",
+    ): "Run kube-bench (https://github.com/aquasecurity/kube-bench) on the node: --benchmark cis-1.12",
+}
+"""By command and option: what to use instead of what this version has no more."""
+
+
+class _Commands(UserDict[str, "Command | CommandInfo"]):
+    """Commands by their names, each made when it is first looked at."""
+
+    def __getitem__(self, name: str) -> Command:
+        command = super().__getitem__(name)
+        if isinstance(command, CommandInfo):
+            command = self[name] = get_command_from_info(command, pretty_exceptions_short=False, rich_markup_mode=None)
+        return command
+
+
+class _Panels(TyperGroup):
+    """Help that lists the commands by their panel, none cut short; rich does so, and takes longer to load than to read."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._infos = {
+            get_command_name(info.callback.__name__): info for info in commands.registered_commands if info.callback
+        }
+        self.commands = _Commands(self._infos)  # type: ignore[assignment] # what is stored is no command yet
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002 - click's signature
+        """Write a section for each panel, in the order of their first commands."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        width = max(map(len, self._infos))
+        for name, info in self._infos.items():
+            short = TyperCommand(name, help=inspect.getdoc(info.callback)).get_short_help_str(_WHOLE)
+            panels.setdefault(str(info.rich_help_panel), []).append((name.ljust(width), short))
+        for panel, rows in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        """Options of all commands, those of typer among them: a flag that is not given is False, where typer loads pydantic to make it of None."""
+        params = super().get_params(ctx)
+        for flag in params:
+            flag.default = flag.default or False
+        return params
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Refuse what is empty or gone (UsageError): a path of no characters is the folder where one stands, which nobody means."""
+        if not ctx.resilient_parsing:
+            _refuse_removed(args)
+        empty = next((place for place, word in enumerate(args) if word == "" or _NOTHING_GIVEN.fullmatch(word)), None)
+        if empty is not None and not ctx.resilient_parsing:
+            which = args[empty].rstrip("=") or next(iter(args[empty - 1 : empty]), "harness")
+            after = "" if args[empty] else "what follows "
+            raise UsageError(
+                f"{after}{which} is empty.", advice="Is a variable of the shell unset? Leave it out, or give it."
+            )
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run a command. One that is called without what it needs says what that is (UsageError), one called with what cannot be says why."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if error.message:
+                error.message = _plain(error.message)
+                raise
+            if error.param is None or error.ctx is None:
+                raise
+            name = error.param.metavar or error.param.name or ""
+            help_text = getattr(error.param, "help", "") or ""
+            choices = " ".join((error.param.get_missing_message(error.ctx) or "").split())
+            command = error.ctx.command_path
+            example = f"{command} {_EXAMPLES.get(name) or _newest_campaign()}"
+            advice = f"{choices}{'. ' * bool(choices)}For instance: {example}"
+            raise UsageError(f"{command} needs {name}: {help_text}", advice=advice) from error
+
+
+def _refuse_removed(args: list[str]) -> None:
+    command = next((word for word in args if not word.startswith("-")), "")
+    options = {word.partition("=")[0] for word in args}
+    for removed, advice in _REMOVED.items():
+        if removed[0] == command and options.issuperset(removed[1:]):
+            raise UsageError(f"harness {' '.join(removed)} was removed.", advice=advice)
+
+
+def _plain(message: str) -> str:
+    """What typer says of a value, in our words, with the choice that was probably meant."""
+    import difflib
+
+    from harness.spec.model import in_words
+
+    given, *choices = re.findall(r"'([^']+)'", message) or [""]
+    close = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    return f"{in_words(message)}.{f' Did you mean {close[0]}?' if close else ''}"
+
+
+def _newest_campaign() -> str:
+    """A folder that the reader may have meant."""
+    campaigns = [path for path in Path("results").glob("*") if (path / "campaign.yaml").is_file()]
+    return str(max(campaigns, key=lambda path: path.stat().st_mtime, default=Path("results/CAMPAIGN")))
+
+
+commands = typer.Typer()
+app = typer.Typer(
+    name="harness",
+    cls=_Panels,
+    help="Measure what GPU sharing costs, from a bare machine to a decision.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        output.result(f"harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Measure what GPU sharing costs, from a bare machine to a decision."""
+
+
+campaign.register(commands)
+profile.register(commands)
+results.register(commands)
+publishing.register(commands)
+node.register(commands)
 
 READER_LEFT = 128 + 13
 """The exit code where whoever read the answer closed the pipe: that of a program which SIGPIPE ended."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from harness.cli import output
 from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.campaign import CampaignAnalysis
     from harness.campaign.folder import CampaignFolder
+    from harness.campaign.plan import CampaignCost
     from harness.campaign.runner import CampaignOutcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
@@ -34,7 +37,7 @@ def _campaigns(begun: str) -> list[str]:
 
 CampaignFile = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="FILE_OR_NAME",
         help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling, mlperf-like.",
         autocompletion=_campaigns,
@@ -51,11 +54,11 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The file to write; must not exist.")],
+    file: Annotated[Path, Argument(help="The file to write; must not exist.")],
     *,
     purpose: Annotated[
         Literal["sharing", "scaling", "serving", "profile", "kubernetes"] | None,
-        typer.Option("--for", help="A short file for this purpose; default: one with every field."),
+        Option("--for", help="A short file for this purpose; default: one with every field."),
     ] = None,
 ) -> None:
     """Write a commented campaign file to start from."""
@@ -109,7 +112,7 @@ def plan(
     """
     from harness.backends.base import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, most
+    from harness.campaign.plan import certain, check_limits, estimate, expand, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
@@ -133,9 +136,7 @@ def plan(
                 ],
                 "metrics": experiments[0].metrics,
                 "csv_files": len(experiments) * len(experiments[0].metrics),
-                "duration_s": cost.duration_s,
-                "starts_s": cost.starts_s,
-                "disk_bytes": cost.disk_bytes,
+                **asdict(cost),
                 "certain": {"experiments": len(sure), **asdict(least)},
                 "preflight": [
                     {name: str(getattr(issue, name)) for name in ("severity", "check", "message", "advice")}
@@ -146,27 +147,24 @@ def plan(
         )
         judged.refuse()
         return
-    cut_short = source.spec.open_ended or source.spec.timing.stop_when_known is not None
+    spec, timing = source.spec, source.spec.timing
+    cut_short = spec.open_ended or timing.stop_when_known is not None
+    files = len(experiments) * len(experiments[0].metrics)
     output.sentence(
-        f"{'At most ' if cut_short else ''}{counted(len(experiments), 'experiment')}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
-        f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
-        f"to start and end replicas (more where models are compiled), at most {at_most_gb(cost.disk_bytes)}."
+        f"{'At most ' if cut_short else ''}{counted(len(experiments), 'experiment')}, {files} metric CSVs, "
+        f"{_cost(cost)} (more where models are compiled)."
     )
     if cost.duration_s < estimate(experiments).duration_s:
         output.sentence("These hours are those of its budget, which ends it before all of the experiments are run.")
-    if source.spec.until_known is not None:
-        output.sentence(
-            f"At least {len(sure)} experiments (below), {duration(least.duration_s)} of phases, roughly "
-            f"{duration(least.starts_s)} to start and end replicas, and up to {at_most_gb(least.disk_bytes)}."
-        )
-    timing = source.spec.timing
+    if spec.until_known is not None:
+        output.sentence(f"At least {len(sure)} experiments (below), {_cost(least)}.")
     output.sentence(
         f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
         f"{duration(timing.cooldown_s)} to cool down."
     )
     output.result()
-    listed = sure if source.spec.until_known else experiments
-    output.table(["#", "experiment"], [[number, spec.experiment_id] for number, spec in enumerate(listed, start=1)])
+    listed = sure if spec.until_known else experiments
+    output.table(["#", "experiment"], [[number, run.experiment_id] for number, run in enumerate(listed, start=1)])
     output.result()
     for issue in findings:
         output.sentence(f"preflight {issue.severity.value}: {issue.message} {issue.advice}".rstrip())
@@ -175,18 +173,22 @@ def plan(
     judged.refuse()
 
 
+def _cost(cost: CampaignCost) -> str:
+    from harness.campaign.plan import at_most_gb
+
+    starts = f"roughly {duration(cost.starts_s)} to start and end replicas"
+    return f"{duration(cost.duration_s)} of phases, {starts}, at most {at_most_gb(cost.disk_bytes)}"
+
+
 def doctor(
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="[FILE]", help="Campaign file to run on that cluster; only with --kubernetes."),
+        str | None, Argument(metavar="[FILE]", help="Campaign file to run on that cluster; only with --kubernetes.")
     ] = None,
     *,
     kubernetes: Annotated[
-        bool, typer.Option("--kubernetes", help="Look at a cluster; 3 is the exit code if it lacks something.")
+        bool, Option("--kubernetes", help="Look at a cluster; 3 is the exit code if it lacks something.")
     ] = False,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", help="Namespace to look at, in place of the campaign's.")
-    ] = None,
+    namespace: Annotated[str | None, Option(help="Namespace to look at, in place of the campaign's.")] = None,
     json: Json = False,
 ) -> None:
     """Look at this machine or at a cluster: what can be measured there, what cannot, and why."""
@@ -272,16 +274,11 @@ def resume(
     *,
     as_started: Annotated[
         bool,
-        typer.Option(
-            "--as-started", help="Go on with the campaign file as it was, although the original changed since."
-        ),
+        Option("--as-started", help="Go on with the campaign file as it was, although the original changed since."),
     ] = False,
     report: Report = True,
     retry_invalid: Annotated[
-        bool,
-        typer.Option(
-            "--retry-invalid", help="Run INVALID experiments again; the old ones are kept among the attempts."
-        ),
+        bool, Option("--retry-invalid", help="Run INVALID experiments again; the old ones are kept among the attempts.")
     ] = False,
     fail_on: FailOn = None,
     baseline: Baseline = None,
@@ -291,6 +288,7 @@ def resume(
     """Go on with a campaign that was interrupted or killed; what is finished is not repeated."""
     from harness.campaign.folder import check_source, open_folder
     from harness.campaign.thresholds import thresholds
+    from harness.cli.progress import run_shown
     from harness.results.manifest import Status
     from harness.results.old_profile import refuse_to_resume
 
@@ -300,7 +298,8 @@ def resume(
     if not as_started:
         check_source(folder)
     wanted.refuse_unanswerable(folder.spec)
-    _run_to_its_end(folder, wanted, report=report, again=(Status.INVALID,) if retry_invalid else ())
+    outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else ())
+    _finish(outcome, folder, wanted, report=report)
 
 
 def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds, *, report: bool) -> None:
@@ -308,22 +307,15 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
     from harness.analysis.objective import in_sentences, objectives
     from harness.analysis.pages.tables import goodput_table
     from harness.campaign.planners import planner_of
-    from harness.cli import figures
+    from harness.cli.results import figures, show_figures
     from harness.results.manifest import Status, read_manifest
 
+    planner, slo = planner_of(folder), objectives(folder.path)
+    answers, best = planner.answers(), planner.bests()
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
-    planner = planner_of(folder)
-    sentences = planner.answers()
-    if sentences:
-        answer[planner.kind] = sentences
-    slo = objectives(folder.path)
-    if slo:
-        answer["slo"] = slo
-        runs = [(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()]
-        sentences = [*sentences, *in_sentences(runs)]
-    best = planner.bests()
-    if best:
-        answer["goodput"] = [ladder.to_dict() for ladder in best]
+    answer |= {planner.kind: answers} if answers else {}
+    answer |= {"slo": slo} if slo else {}
+    answer |= {"goodput": [ladder.to_dict() for ladder in best]} if best else {}
     analysis: CampaignAnalysis | None = None
     if report or wanted.baseline:
         from harness.analysis.campaign import analyse
@@ -333,7 +325,7 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         from harness.analysis.report import report_of
 
         output.note("writing the report")
-        answer |= figures.document(analysis, report_of(analysis))
+        answer |= figures(analysis, report_of(analysis))
     explained = outcome.statuses.keys() - outcome.invalid
     judged = wanted.of_run().judge(
         {name: end for name, end in outcome.statuses.items() if end is not Status.INVALID or name not in explained},
@@ -344,11 +336,13 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
     if output.is_json():
         output.document(answer | judged.document())
     else:
+        runs = [(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()]
+        sentences = [*answers, *in_sentences(runs)]
         output.sentences(sentences)
         if best:
             output.show(goodput_table(best))
         if report and analysis:
-            figures.show(analysis, printed=sentences)
+            show_figures(analysis, printed=sentences)
         output.sentences(judged.sentences())
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
     judged.refuse()
@@ -357,7 +351,7 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
 def status(
     campaign: Annotated[
         Path | None,
-        typer.Argument(
+        Argument(
             metavar="[RESULTS/CAMPAIGN]",
             help="Folder of one campaign, or of several with their results; without it, all below --results.",
         ),
@@ -374,11 +368,11 @@ def status(
     if campaign is None:
         listed = all_campaigns(results, say=lambda note: output.note(f"note: {note}"))
         if json:
-            output.document([asdict(progress) for progress in listed])
+            output.document([asdict(known) for known in listed])
             return
         rows = [
-            [str(results / progress.campaign), f"{progress.done} of {len(progress.experiments)}", progress.activity]
-            for progress in listed
+            [str(results / known.campaign), f"{known.done} of {len(known.experiments)}", known.activity]
+            for known in listed
         ]
         output.table(["campaign", "done", ""], rows)
         return
@@ -407,13 +401,11 @@ def _print_index(folder: Path, *, json: bool) -> None:
         output.document({"configurations": table.records(), "refused": measured.refused})
         return
     shown = [index for index, column in enumerate(table.columns) if column.key not in {"workload", "campaign"}]
-    lines: list[list[str]] = []
-    heading = ""
+    lines: dict[str, list[list[str]]] = {}
     for row, cells in zip(measured.rows, table.texts, strict=True):
-        if heading != (heading := f"\n{row['workload']}: {row['campaign']}"):
-            lines.append([heading])
-        lines.append([cells[index] for index in shown])
-    output.table([table.titles[index] for index in shown], lines)
+        heading = f"\n{row['workload']}: {row['campaign']}"
+        lines.setdefault(heading, [[heading]]).append([cells[index] for index in shown])
+    output.table([table.titles[index] for index in shown], itertools.chain(*lines.values()))
     for name, reason in measured.refused.items():
         output.sentence(f"not listed: {name}: {reason}")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from harness.cli import output
 from harness.cli.options import Json, not_negative, positive
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from harness.node.verify import NodeVerdict
 
 Inventory = Annotated[
-    Path | None, typer.Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
+    Path | None, Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
 ]
-Limit = Annotated[str, typer.Option("--limit", "-l", help="Hosts to work on, as Ansible names them; default: all.")]
-Check = Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")]
-Timeout = Annotated[float | None, typer.Option("--timeout", callback=positive, help="Stop after this many seconds.")]
-AskPassword = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for sudo's password; kept in memory.")]
+Limit = Annotated[str, Option("--limit", "-l", help="Hosts to work on, as Ansible names them; default: all.")]
+Check = Annotated[bool, Option("--check", help="Change nothing; show what would change.")]
+Timeout = Annotated[float | None, Option("--timeout", callback=positive, help="Stop after this many seconds.")]
+AskPassword = Annotated[bool, Option("--ask-become-pass", "-K", help="Ask for sudo's password; kept in memory.")]
 Wait = Annotated[
-    float, typer.Option("--wait", callback=not_negative, help="Seconds to judge again while something still fails.")
+    float, Option("--wait", callback=not_negative, help="Seconds to judge again while something still fails.")
 ]
 
 _EXIT_CODES = "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted."
@@ -41,7 +42,7 @@ def provision(
     *,
     inventory: Inventory = None,
     limit: Limit = "",
-    tags: Annotated[list[str] | None, typer.Option("--tags", "-t", help="Only these roles; repeatable.")] = None,
+    tags: Annotated[list[str] | None, Option("--tags", "-t", help="Only these roles; repeatable.")] = None,
     check: Check = False,
     timeout: Timeout = None,
     ask_become_pass: AskPassword = False,
@@ -57,17 +58,16 @@ def provision(
 
 
 def sharing(
-    mode: Annotated[str, typer.Argument(help="How the GPUs are shared between pods: exclusive, time-slicing or mps.")],
+    mode: Annotated[str, Argument(help="How the GPUs are shared between pods: exclusive, time-slicing or mps.")],
     *,
     replicas: Annotated[
-        int | None, typer.Option("--replicas", min=2, max=100, help="Slices of each GPU; default: the inventory's.")
+        int | None, Option(min=2, max=100, help="Slices of each GPU; default: the inventory's.")
     ] = None,
     mig: Annotated[
-        str | None,
-        typer.Option("--mig", help="Divide each GPU into these instances before, e.g. 3g.71gb,2g.35gb,1g.18gb."),
+        str | None, Option(help="Divide each GPU into these instances before, e.g. 3g.71gb,2g.35gb,1g.18gb.")
     ] = None,
     forced: Annotated[
-        bool, typer.Option("--forced", help="Switch although pods that hold a GPU run; their kernels fail.")
+        bool, Option("--forced", help="Switch although pods that hold a GPU run; their kernels fail.")
     ] = False,
     inventory: Inventory = None,
     check: Check = False,
@@ -117,9 +117,7 @@ def verify_node(
     *,
     inventory: Inventory = None,
     limit: Limit = "",
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only checks of this area (swap, crio...); repeatable.")
-    ] = None,
+    only: Annotated[list[str] | None, Option(help="Only checks of this area (swap, crio...); repeatable.")] = None,
     wait: Wait = 0.0,
     json: Json = False,
 ) -> None:
@@ -148,10 +146,8 @@ def reboot_test(
     inventory: Inventory = None,
     limit: Limit = "",
     wait: Wait = 600.0,
-    before: Annotated[
-        Path | None, typer.Option("--before", help="Judge and save the state in this file, to reboot by hand.")
-    ] = None,
-    after: Annotated[Path | None, typer.Option("--after", help="The second half: compare with this file.")] = None,
+    before: Annotated[Path | None, Option(help="Judge and save the state in this file, to reboot by hand.")] = None,
+    after: Annotated[Path | None, Option(help="The second half: compare with this file.")] = None,
     ask_become_pass: AskPassword = False,
     json: Json = False,
 ) -> None:
@@ -190,11 +186,9 @@ def offline_list(
     *,
     inventory: Inventory = None,
     fetch: Annotated[
-        Path | None, typer.Option("--fetch", help="Fetch all of it into this folder, checked; continues where it was.")
+        Path | None, Option(help="Fetch all of it into this folder, checked; continues where it was.")
     ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only packages, files, images or requirements; repeatable.")
-    ] = None,
+    only: Annotated[list[str] | None, Option(help="Only packages, files, images or requirements; repeatable.")] = None,
     json: Json = False,
 ) -> None:
     """List everything that site.yml fetches: packages, files with sha256, images, Python requirements; fetch it for use without internet."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from harness import errors
 from harness.cli import output
@@ -32,14 +33,14 @@ def _use_json(value: bool) -> bool:
     return value
 
 
-Json = Annotated[bool, typer.Option("--json", callback=_use_json, help="One JSON document on stdout.")]
-Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
-Force = Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")]
-CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
+Json = Annotated[bool, Option("--json", callback=_use_json, help="One JSON document on stdout.")]
+Results = Annotated[Path, Option("--results", help="Folder that holds the campaigns' folders.")]
+Force = Annotated[bool, Option("--force", help="Run although preflight found errors.")]
+Report = Annotated[bool, Option("--report/--no-report", help="Write the report at the end.")]
+CampaignPath = Annotated[Path, Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 FailOn = Annotated[
     list[errors.FailOn] | None,
-    typer.Option(
+    Option(
         "--fail-on",
         help="Exit with a code: slo (11: an objective is not met), regression (13: worse than the baseline), "
         "degraded (14), invalid (4). May be repeated; the lowest code is taken.",
@@ -47,7 +48,7 @@ FailOn = Annotated[
 ]
 Baseline = Annotated[
     Path | None,
-    typer.Option(
+    Option(
         "--baseline",
         metavar="RESULTS/CAMPAIGN",
         help="What --fail-on regression compares with: a campaign, or a published set.",
@@ -55,7 +56,7 @@ Baseline = Annotated[
 ]
 Within = Annotated[
     float | None,
-    typer.Option(
+    Option(
         "--within",
         callback=positive,
         help="Percent that a figure may be worse before --fail-on regression fails. Default: 10.",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from harness.cli import output
 from harness.cli.options import Json, Results, positive
@@ -23,51 +24,33 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    workload: Annotated[str, typer.Argument(help="A built-in workload, or your own as module:factory.")],
+    workload: Annotated[str, Argument(help="A built-in workload, or your own as module:factory.")],
     *,
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, e.g. 1,8,64.")] = "1,8,32",
-    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16; several with commas.")] = "fp32",
-    execution: Annotated[
-        str, typer.Option("--execution", help="eager, compiled, cuda-graph; several with commas.")
-    ] = "eager",
-    size: Annotated[str, typer.Option("--size", help="Model sizes (option model_size), e.g. small,large.")] = "",
-    epochs: Annotated[
-        str, typer.Option("--epochs", help="Epochs after which training is evaluated; several with commas.")
-    ] = "",
-    samples: Annotated[str, typer.Option("--samples", help="Samples in an epoch; several with commas.")] = "",
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="NAME=VALUE for the workload itself; may be repeated.")
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, max=30, help="How often each setting is measured, in random order.")
-    ] = 3,
-    seconds: Annotated[
-        float, typer.Option("--seconds", callback=positive, help="Seconds to measure each setting for.")
-    ] = 5.0,
+    batch: Annotated[str, Option(help="Batch sizes, e.g. 1,8,64.")] = "1,8,32",
+    precision: Annotated[str, Option(help="fp32, fp16, bf16; several with commas.")] = "fp32",
+    execution: Annotated[str, Option(help="eager, compiled, cuda-graph; several with commas.")] = "eager",
+    size: Annotated[str, Option(help="Model sizes (option model_size), e.g. small,large.")] = "",
+    epochs: Annotated[str, Option(help="Epochs after which training is evaluated; several with commas.")] = "",
+    samples: Annotated[str, Option(help="Samples in an epoch; several with commas.")] = "",
+    option: Annotated[list[str] | None, Option(help="NAME=VALUE for the workload itself; may be repeated.")] = None,
+    repeats: Annotated[int, Option(min=1, max=30, help="How often each setting is measured, in random order.")] = 3,
+    seconds: Annotated[float, Option(callback=positive, help="Seconds to measure each setting for.")] = 5.0,
     capacity: Annotated[
         Literal["knee", "memory"] | None,
-        typer.Option(
-            "--capacity",
-            help="Raise the batch from the smallest of --batch: while throughput grows, or until 85 % of the GPU's memory is in use.",
+        Option(
+            help="Raise the batch from the smallest of --batch: while throughput grows, or until 85 % of the GPU's memory is in use."
         ),
     ] = None,
-    most_batch: Annotated[
-        int, typer.Option("--most-batch", min=1, help="Largest batch that --capacity tries.")
-    ] = 65536,
+    most_batch: Annotated[int, Option(min=1, help="Largest batch that --capacity tries.")] = 65536,
     trace: Annotated[
-        bool, typer.Option("--trace/--no-trace", help="Trace kernels after each recording: what holds it back.")
+        bool, Option("--trace/--no-trace", help="Trace kernels after each recording: what holds it back.")
     ] = True,
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device that it runs on.")
-    ] = "auto",
+    device: Annotated[Literal["auto", "cpu", "cuda"], Option(help="Device that it runs on.")] = "auto",
     results: Results = Path("results"),
     kubernetes: Annotated[
-        Path | None,
-        typer.Option("--kubernetes", help="Run on the cluster that this campaign file's section `kubernetes` names."),
+        Path | None, Option(help="Run on the cluster that this campaign file's section `kubernetes` names.")
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option("--write", help="Write the campaign file, a new one, and run nothing.")
-    ] = None,
+    write: Annotated[Path | None, Option(help="Write the campaign file, a new one, and run nothing.")] = None,
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Profile a workload: speed at each setting, what holds it back, and how far the batch goes.
@@ -132,18 +115,12 @@ def profile(
 
 def probe(
     *,
-    sharing: Annotated[
-        str | None, typer.Option("--sharing", help="Sharing mode to probe: time-slicing (the default) or mps.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option("--processes", min=2, max=48, help="Processes that want the GPU at the same time.")
-    ] = 2,
+    sharing: Annotated[str | None, Option(help="Sharing mode to probe: time-slicing (the default) or mps.")] = None,
+    processes: Annotated[int, Option(min=2, max=48, help="Processes that want the GPU at the same time.")] = 2,
     seconds: Annotated[
-        float, typer.Option("--seconds", callback=positive, max=60, help="Seconds to watch them for in each repeat.")
+        float, Option(callback=positive, max=60, help="Seconds to watch them for in each repeat.")
     ] = 1.0,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, max=100, help="How often to measure, each time with new processes.")
-    ] = 5,
+    repeats: Annotated[int, Option(min=1, max=100, help="How often to measure, each time with new processes.")] = 5,
     json: Json = False,
 ) -> None:
     """Measure how long a turn on this GPU lasts, and what a switch to the next process takes.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from harness.cli import output
 from harness.cli.options import Force, Json, positive
@@ -39,33 +40,27 @@ def _nanoseconds(resolution: str) -> int:
 
 def publish(
     path: Annotated[
-        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, or a published set to make anew.")
+        Path, Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, or a published set to make anew.")
     ],
     *,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The archive, NAME.tar.xz; default: beside the folder, named like it.")
+        Path | None, Option(help="The archive, NAME.tar.xz; default: beside the folder, named like it.")
     ] = None,
     resolution: Annotated[
         int | None,
-        typer.Option(
-            "--resolution",
+        Option(
             metavar="TIME",
             parser=_nanoseconds,
             help="Round instants to this, e.g. 1us, which its manifests say: an archive of half the size or less.",
         ),
     ] = None,
-    author: Annotated[
-        list[str] | None, typer.Option("--author", help='Who made it: NAME or "NAME <ORCID>"; may be repeated.')
-    ] = None,
+    author: Annotated[list[str] | None, Option(help='Who made it: NAME or "NAME <ORCID>"; may be repeated.')] = None,
     licence: Annotated[
-        str | None, typer.Option("--license", help="Its terms: an SPDX identifier as CC-BY-4.0, or a URL.")
+        str | None, Option("--license", help="Its terms: an SPDX identifier as CC-BY-4.0, or a URL.")
     ] = None,
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Publish what is finished of a campaign that is not.")
-    ] = False,
+    partial: Annotated[bool, Option("--partial", help="Publish what is finished of a campaign that is not.")] = False,
     citation: Annotated[
-        Path | None,
-        typer.Option("--citation", help="Authors, license, title, doi or url from a file in the form of CITATION.cff."),
+        Path | None, Option(help="Authors, license, title, doi or url from a file in the form of CITATION.cff.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -93,30 +88,26 @@ def publish(
 
 def reproduce(
     archive: Annotated[
-        Path, typer.Argument(metavar="ARCHIVE", help="A published set, or the folder of a campaign that is finished.")
+        Path, Argument(metavar="ARCHIVE", help="A published set, or the folder of a campaign that is finished.")
     ],
     *,
     against: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--against",
+        Option(
             metavar="RESULTS/CAMPAIGN",
             help="Compare with this campaign, which ran again already, and run nothing. May be repeated.",
         ),
     ] = None,
     within: Annotated[
-        float, typer.Option("--within", callback=positive, help="Percent that a figure may differ and still agree.")
+        float, Option(callback=positive, help="Percent that a figure may differ and still agree.")
     ] = 10.0,
     measure: Annotated[
         list[str] | None,
-        typer.Option(
-            "--measure",
-            help="What decides; may be repeated. Default: throughput, latency_p50_exact and energy.",
-        ),
+        Option(help="What decides; may be repeated. Default: throughput, latency_p50_exact and energy."),
     ] = None,
     most: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--max-repeats",
             min=1,
             max=100,
@@ -125,8 +116,7 @@ def reproduce(
         ),
     ] = None,
     results: Annotated[
-        Path | None,
-        typer.Option("--results", help="Folder that holds the campaigns' folders.", show_default="results"),
+        Path | None, Option(help="Folder that holds the campaigns' folders.", show_default="results")
     ] = None,
     force: Force = False,
     json: Json = False,
@@ -257,9 +247,7 @@ def _refuse_other_figures(result: Reproduction, archive: Path, again: Sequence[P
 
 
 def scenarios(
-    path: Annotated[
-        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, or of an experiment.")
-    ],
+    path: Annotated[Path, Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, or of an experiment.")],
     *,
     json: Json = False,
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from harness.cli import output
 from harness.cli.options import Baseline, FailOn, Json, Within, not_negative, positive
@@ -14,8 +15,15 @@ from harness.errors import UsageError, counted
 from harness.extras import absent, advice_on
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.analysis.axes import Family
+    from harness.analysis.campaign import CampaignAnalysis
     from harness.analysis.contrasts.comparison import Comparison, Tested
     from harness.analysis.questions.question import QuestionAnswer
+
+
+_WIDEST = 80
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def verify(
     path: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="RESULTS/CAMPAIGN",
             help="Folder of a campaign or of one experiment; or a published set, as everywhere.",
         ),
@@ -65,15 +73,10 @@ def verify(
 
 
 def report(
-    path: Annotated[
-        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="A campaign, finished or not; or a profile.")
-    ],
+    path: Annotated[Path, Argument(metavar="RESULTS/CAMPAIGN", help="A campaign, finished or not; or a profile.")],
     *,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Folder to write into; default: the campaign's, below results/ for a published set."
-        ),
+        Path | None, Option(help="Folder to write into; default: the campaign's, below results/ for a published set.")
     ] = None,
     fail_on: FailOn = None,
     baseline: Baseline = None,
@@ -85,7 +88,6 @@ def report(
     from harness.analysis.narrative import changed_file
     from harness.analysis.report import report_of
     from harness.campaign.thresholds import judge_analyses, thresholds
-    from harness.cli import figures
     from harness.results.old_profile import is_old_profile
     from harness.results.published import opened
 
@@ -103,9 +105,9 @@ def report(
     if absent("matplotlib", "PIL"):
         output.note(f"note: The plots are SVG files. For PNG files: {advice_on('matplotlib')}")
     if json:
-        output.document(figures.document(analysis, written) | judged.document())
+        output.document(figures(analysis, written) | judged.document())
     else:
-        figures.show(analysis)
+        show_figures(analysis)
         output.sentences(judged.sentences())
         output.result(f"report: {written}")
     judged.refuse()
@@ -115,7 +117,6 @@ def _report_old_profile(path: Path, out: Path | None, *, json: bool) -> None:
     """The report of what `harness profile` of an earlier version measured."""
     from harness.analysis.axes import family_of_old
     from harness.analysis.report import report_of_old_profile
-    from harness.cli import figures
     from harness.results.old_profile import read_old_profile
 
     profile = read_old_profile(path)
@@ -123,47 +124,88 @@ def _report_old_profile(path: Path, out: Path | None, *, json: bool) -> None:
     if json:
         output.document({**family.to_dict(), "report": str(written)})
     else:
-        figures.settings(family)
+        _show_settings(family)
         output.result(f"report: {written}")
+
+
+def figures(analysis: CampaignAnalysis, report: Path) -> dict[str, Any]:
+    """The report's path and the figures, for ``--json``."""
+    from harness.analysis.axes import families
+    from harness.analysis.summary import headline
+
+    settings = [family.to_dict() for family in families(analysis)]
+    return {"report": str(report), "figures": headline(analysis), **({"settings": settings} if settings else {})}
+
+
+def show_figures(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:
+    """Print what the report begins with but for what was ``printed``, and a line of figures per configuration."""
+    from harness.analysis.axes import families
+    from harness.analysis.goodput import bests
+    from harness.analysis.narrative import concerns, headline
+    from harness.analysis.pages.tables import short_tables
+    from harness.analysis.questions.condition_overhead import interference
+
+    for sentence in headline(analysis, bests(analysis.spec, analysis.stress_series), interference(analysis)):
+        if sentence not in printed:
+            output.sentence(sentence)
+    for family in families(analysis):
+        _show_settings(family, printed=printed)
+    if analysis.cells:
+        for table, dropped in short_tables(analysis, min(_WIDEST, output.terminal_width())):
+            output.show(table)
+            if dropped:
+                output.note(f"(left out for want of room: {', '.join(dropped)}; the report has them)")
+    if weak := concerns(analysis):
+        output.sentence(f"Before you use it: {'; '.join(weak)}.")
+
+
+def _show_settings(family: Family, *, printed: Sequence[str] = ()) -> None:
+    """Print a line for every setting of a workload, and what follows from them."""
+    output.show(family.short_table())
+    output.result()
+    for variant in family.variants:
+        if variant.failure:
+            output.sentence(f"{variant.name}: {variant.failure}")
+    missing = [why for variant in family.variants if variant.finding for why in variant.finding.missing]
+    for sentence in (*family.answers(), *(f"missing: {why}" for why in dict.fromkeys(missing))):
+        if sentence not in printed:
+            output.sentence(sentence)
 
 
 def compare(
     campaigns: Annotated[
         list[Path],
-        typer.Argument(
+        Argument(
             metavar="RESULTS/CAMPAIGN...", help="Folders of campaigns, or published sets; the first is the baseline."
         ),
     ],
     *,
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by",
+        Option(
             help="What the sides differ in: campaign, sharing (with limits of MPS), condition, workload, share (limits of MPS) or "
-            "time-slice. Default: campaign where several measured the same, else sharing.",
+            "time-slice. Default: campaign where several measured the same, else sharing."
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Also write the page that answers what each way of sharing costs.")
+        Path | None, Option(help="Also write the page that answers what each way of sharing costs.")
     ] = None,
     latency_limit_ms: Annotated[
         float | None,
-        typer.Option(
-            "--latency-limit-ms",
-            help="Limit of the p99 latency: how many replicas of a GPU keep it, and which mode serves most within it?",
+        Option(
+            help="Limit of the p99 latency: how many replicas of a GPU keep it, and which mode serves most within it?"
         ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Price of one GPU for an hour.")
+        float | None, Option(callback=not_negative, help="Price of one GPU for an hour.")
     ] = None,
     price_per_kwh: Annotated[
-        float | None,
-        typer.Option("--price-per-kwh", callback=not_negative, help="Price of a kWh of the GPUs' energy."),
+        float | None, Option(callback=not_negative, help="Price of a kWh of the GPUs' energy.")
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Currency of these prices, e.g. USD.")] = "",
-    unlike: Annotated[bool, typer.Option("--unlike", help="Compare even results of unlike machines.")] = False,
+    currency: Annotated[str, Option(help="Currency of these prices, e.g. USD.")] = "",
+    unlike: Annotated[bool, Option("--unlike", help="Compare even results of unlike machines.")] = False,
     details: Annotated[
-        bool, typer.Option("--details", help="Also print every test and the answers behind the decision.")
+        bool, Option("--details", help="Also print every test and the answers behind the decision.")
     ] = False,
     fail_on: FailOn = None,
     within: Within = None,
@@ -297,45 +339,36 @@ def _print_tests(comparison: Comparison) -> None:
 
 
 def export(
-    out: Annotated[Path, typer.Argument(help="Folder to write into; must not exist.")],
+    out: Annotated[Path, Argument(help="Folder to write into; must not exist.")],
     *,
     recorded: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--from",
             metavar="RESULTS/CAMPAIGN",
             help="Collect this experiment again, or all of a campaign: replicas, times and metrics as it recorded them.",
         ),
     ] = None,
     prometheus: Annotated[
-        str | None,
-        typer.Option(
-            "--prometheus", help="The server, e.g. http://127.0.0.1:9090; with --from, default: the one that recorded."
-        ),
+        str | None, Option(help="The server, e.g. http://127.0.0.1:9090; with --from, default: the one that recorded.")
     ] = None,
     start: Annotated[
-        str | None,
-        typer.Option("--start", help="First row, ISO-8601 with zone, e.g. 2026-01-31T12:00:00Z; floored to the step."),
+        str | None, Option(help="First row, ISO-8601 with zone, e.g. 2026-01-31T12:00:00Z; floored to the step.")
     ] = None,
-    duration_s: Annotated[
-        float, typer.Option("--duration-s", callback=positive, help="Seconds from the first row to the last.")
-    ] = 3600.0,
-    step_s: Annotated[float, typer.Option("--step-s", callback=positive, help="Seconds between rows.")] = 5.0,
+    duration_s: Annotated[float, Option(callback=positive, help="Seconds from the first row to the last.")] = 3600.0,
+    step_s: Annotated[float, Option(callback=positive, help="Seconds between rows.")] = 5.0,
     window_s: Annotated[
-        float | None,
-        typer.Option("--window-s", callback=positive, help="Window of rates and quantiles; default 4 steps."),
+        float | None, Option(callback=positive, help="Window of rates and quantiles; default 4 steps.")
     ] = None,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="The pods' namespace, in a cluster.")] = None,
-    pods: Annotated[str, typer.Option("--pods", help="Regular expression of the pods' names, in a cluster.")] = ".+",
-    job: Annotated[str | None, typer.Option("--job", help="The scrape job, without a cluster.")] = None,
-    by: Annotated[str, typer.Option("--by", help="Label that tells replicas apart, without a cluster.")] = "instance",
-    workload: Annotated[str, typer.Option("--workload", help="First part of the file names.")] = "workload",
+    namespace: Annotated[str | None, Option(help="The pods' namespace, in a cluster.")] = None,
+    pods: Annotated[str, Option(help="Regular expression of the pods' names, in a cluster.")] = ".+",
+    job: Annotated[str | None, Option(help="The scrape job, without a cluster.")] = None,
+    by: Annotated[str, Option(help="Label that tells replicas apart, without a cluster.")] = "instance",
+    workload: Annotated[str, Option(help="First part of the file names.")] = "workload",
     metric: Annotated[
-        list[str] | None, typer.Option("--metric", help="A metric of the catalogue; may be repeated. Default: all.")
+        list[str] | None, Option(help="A metric of the catalogue; may be repeated. Default: all.")
     ] = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout-s", callback=positive, help="Seconds that one query may take.")
-    ] = 30.0,
+    timeout_s: Annotated[float, Option(callback=positive, help="Seconds that one query may take.")] = 30.0,
     json: Json = False,
 ) -> None:
     """Export a recording from a Prometheus server into the metric CSVs that a campaign writes.

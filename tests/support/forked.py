@@ -31,7 +31,7 @@ HARNESS = (
     "harness.backends.local",
     "harness.campaign.runner",
     "harness.campaign.verify",
-    "harness.cli.app",
+    "harness.cli",
 )
 
 

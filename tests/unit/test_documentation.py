@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from harness import errors
-from harness.cli.app import EXIT_CODES, app
+from harness.cli import EXIT_CODES, app
 from tests.support.cases import every
 
 ROOT = Path(__file__).parents[2]

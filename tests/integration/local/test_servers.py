@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from harness.analysis.client_result import evaluate
 from harness.backends import local, local_check
 from harness.backends.workload_check import check_server
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import BackendError, ObjectiveMissedError, ReasonCode
 from harness.metrics.nvml import GpuFacts
 from harness.replica.engine.workload import FOLLOW_S

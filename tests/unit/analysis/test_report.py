@@ -20,7 +20,7 @@ from harness.analysis.pages.tables import _scaling_entry, scaling_tables
 from harness.analysis.report import report_of, write_report
 from harness.analysis.summary import index as index_of
 from harness.campaign.publish import publish
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import HarnessError, ResultsPathError, UnlikeResultsError
 from harness.results import Manifest, Status
 from harness.results.files import sha256_of

@@ -26,8 +26,7 @@ from harness.analysis.contrasts.reproduction import (
 from harness.campaign.folder import open_folder
 from harness.campaign.planners import published_source, with_more_repeats
 from harness.campaign.publish import publish
-from harness.cli import publishing
-from harness.cli.app import app
+from harness.cli import app, publishing
 from harness.errors import NotReproducedError, ResultsPathError, UsageError, VerificationError
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from harness.analysis.questions.time_slices import Turns
 from harness.campaign import probe
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
 from harness.replica import time_slices

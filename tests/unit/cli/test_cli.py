@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from harness.campaign.folder import create
 from harness.campaign.source import TEMPLATES, shipped_names
-from harness.cli.app import app
+from harness.cli import app
 from harness.cli.options import not_negative
 from harness.errors import UsageError
 from tests.support import forked

@@ -17,8 +17,7 @@ from harness.analysis import report
 from harness.analysis.campaign import analyse
 from harness.analysis.objective import fewest_requests, share_interval
 from harness.campaign import preflight, thresholds
-from harness.cli import campaign, main, output
-from harness.cli.app import app
+from harness.cli import app, campaign, main, output
 from harness.errors import (
     DegradedError,
     ExperimentsFailedError,

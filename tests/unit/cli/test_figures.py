@@ -20,8 +20,8 @@ from harness.analysis.pages.table import Table
 from harness.analysis.statistics import Estimate
 from harness.analysis.summary import index
 from harness.campaign.thresholds import Thresholds
-from harness.cli import campaign, figures, output
-from harness.cli.app import app
+from harness.cli import app, campaign, output
+from harness.cli.results import show_figures
 from harness.errors import counted
 from harness.results.layout import STATE
 from harness.results.manifest import Status
@@ -42,7 +42,7 @@ def analysis(tmp_path_factory):
 
 def shown(analysis, capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    figures.show(analysis)
+    show_figures(analysis)
     said = capsys.readouterr()
     return [line for line in said.out.splitlines() if line not in around(analysis)], said.err
 
@@ -57,14 +57,14 @@ def around(analysis):
 def test_the_answer_comes_before_the_table_and_what_weakens_it_after(analysis, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     *answer, weak = around(analysis)
-    figures.show(analysis)
+    show_figures(analysis)
     lines = capsys.readouterr().out.splitlines()
     assert lines[: len(answer)] == answer
     assert lines[len(answer)].startswith("workload ")
     assert lines[-1] == weak
     assert "1 of 7 runs are INVALID and left out" in weak
 
-    figures.show(analysis, printed=answer)
+    show_figures(analysis, printed=answer)
     assert capsys.readouterr().out.startswith("workload "), "nothing is said twice"
 
 
@@ -113,7 +113,7 @@ def test_servers_of_streams_end_with_the_exact_figures_of_their_clients(analysis
     monkeypatch.setenv("COLUMNS", "80")
     streams = {name: Estimate(0.001 * place, None, None, 1, None) for place, name in enumerate(STREAM_HEADLINE, 1)}
     cell = replace(analysis.cells[0], estimates=analysis.cells[0].estimates | streams)
-    figures.show(replace(analysis, cells=[cell, *analysis.cells[1:]]))
+    show_figures(replace(analysis, cells=[cell, *analysis.cells[1:]]))
     *_, header, line, _ = capsys.readouterr().out.splitlines()
     assert header.split("  ")[-4:] == ["ttft p50", "ttft p99", "itl p99", "tpot p50"]
     assert line.split()[3:] == ["1.00", "2.00", "4.00", "5.00"]

@@ -3,7 +3,7 @@
 from typer.testing import CliRunner
 
 from harness.backends import local_check
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import PreflightError
 
 

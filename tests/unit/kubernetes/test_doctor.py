@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from harness.backends.kubernetes import monitoring, rights
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import UsageError
 from harness.spec import KubernetesSpec
 from harness.traffic.endpoint import Endpoint, Response

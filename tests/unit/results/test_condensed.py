@@ -15,7 +15,7 @@ import harness
 from harness.analysis.campaign import analyse
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import ResultsPathError, UsageError
 from harness.results import requests
 from harness.results.condensed import condense, pack

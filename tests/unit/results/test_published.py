@@ -17,7 +17,7 @@ from harness.analysis.contrasts.comparison import gathered
 from harness.campaign.folder import open_folder
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import ConflictError, ResultsPathError, UsageError, VerificationError
 from harness.results.published import Bounds, opened, unpack
 from tests.unit.results.synthetic import Shape, write_campaign

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from harness.analysis.report import write_report
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
-from harness.cli.app import app
+from harness.cli import app
 from harness.errors import ResultsPathError, StorageError, UsageError
 from harness.results.files import sha256_of
 from harness.results.published import unpack
