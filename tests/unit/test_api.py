@@ -23,7 +23,7 @@ from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus
 from tests.support.simulated_clock import SimulatedClock
-from tests.unit.results.synthetic import METRICS, START_S, Shape, write_campaign
+from tests.unit.results.synthetic import METRICS, Shape, write_campaign
 
 SHAPE = Shape(record_s=20)
 DOCS = Path(__file__).parents[2] / "docs"
@@ -169,9 +169,3 @@ def test_the_page_names_every_column() -> None:
     page = (DOCS / "api.md").read_text()
     for column in {*api._SAMPLES, *api._LATENCIES, *api._FIGURES, *api.summary.COLUMNS}:
         assert f"`{column}`" in page, column
-
-
-def test_times_are_those_of_the_recording(folder: Path) -> None:
-    first = harness.load(folder).experiments[0]
-    assert first.samples()["timestamp"].min() == pd.Timestamp(first.manifest.start_s, unit="s", tz="UTC")
-    assert first.manifest.start_s >= START_S

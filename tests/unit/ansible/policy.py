@@ -12,77 +12,68 @@ from typing import Any
 Object = dict[str, Any]
 WITH_PODS = {"Deployment", "DaemonSet", "StatefulSet", "ReplicaSet", "Job", "CronJob", "Pod"}
 
-EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("DaemonSet/node-exporter", "host-network"): "A node's interfaces are seen from its own network namespace alone.",
-    ("DaemonSet/node-exporter", "host-path /proc"): "The node's CPU, memory and pressure are in its /proc; read-only.",
-    ("DaemonSet/node-exporter", "host-path /sys"): "The node's disks and interfaces are in its /sys; read-only.",
-    ("DaemonSet/node-exporter", "host-path /"): "Free space is asked of mounted file systems; read-only.",
-    ("DaemonSet/dcgm-exporter", "host-pid"): "Only with dcgm_exporter_per_pod: values per pod come from processes.",
-    ("DaemonSet/dcgm-exporter", "root"): (
-        "Only with dcgm_exporter_per_pod: the kubelet's socket is root's; and with dcgm_exporter_profiling."
-    ),
-    ("DaemonSet/dcgm-exporter", "capability SYS_ADMIN"): (
-        "Only with dcgm_exporter_profiling: the driver lets nobody less read the counters of the processors."
-    ),
-    ("DaemonSet/dcgm-exporter", "capability SYS_PTRACE"): (
-        "Only with dcgm_exporter_per_pod: which pod a process is of stands in a file of the process's owner."
-    ),
-    ("DaemonSet/dcgm-exporter", "host-path /var/lib/kubelet/pod-resources"): (
-        "Only with dcgm_exporter_per_pod: the kubelet tells there who was given which device; read-only."
-    ),
-    ("DaemonSet/kepler", "host-pid"): "Energy is shared out by the CPU time of the node's processes.",
-    ("DaemonSet/kepler", "root"): "RAPL's counters are readable by root alone, since they leak what others compute.",
-    ("DaemonSet/kepler", "capability SYS_PTRACE"): "Which container a process is of stands in its owner's files.",
-    ("DaemonSet/kepler", "capability DAC_READ_SEARCH"): "Likewise, for processes of other users.",
-    ("DaemonSet/kepler", "apparmor"): "AppArmor's profile of containers hides the processes of others from SYS_PTRACE.",
-    ("DaemonSet/kepler", "host-path /proc"): "The node's processes; read-only.",
-    ("DaemonSet/kepler", "host-path /sys"): "RAPL is in the node's /sys; read-only.",
-    ("DaemonSet/device-plugin", "root"): "The kubelet's folder of plugins is root's.",
-    ("DaemonSet/device-plugin", "writable-host-path /var/lib/kubelet/device-plugins"): (
-        "A device plugin is a socket in the kubelet's folder."
-    ),
-    ("DaemonSet/device-plugin", "writable-host-path /var/run/cdi"): "It writes the description of the devices there.",
-    ("DaemonSet/device-plugin", "host-path /"): "The description names the driver's files as the host has them.",
-    ("DaemonSet/device-plugin", "writable-host-path /run/nvidia/mps"): "Only with MPS: pipes to the control daemon.",
-    ("DaemonSet/device-plugin", "writable-host-path /run/nvidia/mps/shm"): "Only with MPS: memory shared with it.",
-    ("DaemonSet/device-plugin", "capability SYS_ADMIN"): "Only with MIG: the driver hands MIG devices to nobody less.",
-    ("DaemonSet/mps-control-daemon", "privileged"): "Only with MPS: it sets the GPU's compute mode and mounts a tmpfs.",
-    ("DaemonSet/mps-control-daemon", "host-pid"): "Only with MPS: the server looks for its clients by their pids.",
-    ("DaemonSet/mps-control-daemon", "root"): "Only with MPS: it acts for clients of every user.",
-    ("DaemonSet/mps-control-daemon", "writable-root"): "Only with MPS: the control daemon writes beside itself.",
-    ("DaemonSet/mps-control-daemon", "escalation"): "Only with MPS: privileged includes it.",
-    ("DaemonSet/mps-control-daemon", "capabilities"): "Only with MPS: privileged has all.",
-    ("DaemonSet/mps-control-daemon", "seccomp"): "Only with MPS: privileged has no filter.",
-    ("DaemonSet/mps-control-daemon", "memory-limit"): "Only with MPS: it serves every client; ended, all of them end.",
-    ("DaemonSet/mps-control-daemon", "writable-host-path /run/nvidia/mps"): "Only with MPS: pipes to the clients.",
-    (
-        "DaemonSet/mps-control-daemon",
-        "writable-host-path /run/nvidia/mps/shm",
-    ): "Only with MPS: memory shared with them.",
-    ("DaemonSet/dra-driver", "privileged"): "It makes device files and mounts memory for MPS that the node has to see.",
-    ("DaemonSet/dra-driver", "root"): "The kubelet's folders of plugins are root's.",
-    ("DaemonSet/dra-driver", "writable-root"): "It keeps copies of the driver's settings beside itself.",
-    ("DaemonSet/dra-driver", "escalation"): "Privileged includes it.",
-    ("DaemonSet/dra-driver", "capabilities"): "Privileged has every capability.",
-    ("DaemonSet/dra-driver", "seccomp"): "Privileged has no filter.",
-    ("DaemonSet/dra-driver", "writable-host-path /var/lib/kubelet/plugins_registry"): (
-        "A DRA driver is a socket that the kubelet finds there."
-    ),
-    (
-        "DaemonSet/dra-driver",
-        "writable-host-path /var/lib/kubelet/plugins",
-    ): "Its state and what MPS clients share is there.",
-    (
-        "DaemonSet/dra-driver",
-        "writable-host-path /var/run/cdi",
-    ): "It writes the description of the devices of each claim there.",
-    (
-        "DaemonSet/dra-driver",
-        "writable-host-path /",
-    ): "It runs the driver's own nvidia-smi, which sets the compute mode.",
-    ("replicas", "requests"): "By design: a replica takes what the node has, as in the experiments it repeats.",
-    ("replicas", "memory-limit"): "By design: a replica that is ended for memory would measure the limit.",
+REASONS: dict[str, dict[str, str]] = {
+    "DaemonSet/node-exporter": {
+        "host-network": "A node's interfaces are seen from its own network namespace alone.",
+        "host-path /proc": "The node's CPU, memory and pressure are in its /proc; read-only.",
+        "host-path /sys": "The node's disks and interfaces are in its /sys; read-only.",
+        "host-path /": "Free space is asked of mounted file systems; read-only.",
+    },
+    "DaemonSet/dcgm-exporter": {
+        "host-pid": "Only with dcgm_exporter_per_pod: values per pod come from processes.",
+        "root": "Only with dcgm_exporter_per_pod: the kubelet's socket is root's; and with dcgm_exporter_profiling.",
+        "capability SYS_ADMIN": "Only with dcgm_exporter_profiling: the driver lets nobody less read its counters.",
+        "capability SYS_PTRACE": "Only with dcgm_exporter_per_pod: a process's pod stands in a file of its owner.",
+        "host-path /var/lib/kubelet/pod-resources": "Only with dcgm_exporter_per_pod: who has which device; read-only.",
+    },
+    "DaemonSet/kepler": {
+        "host-pid": "Energy is shared out by the CPU time of the node's processes.",
+        "root": "RAPL's counters are readable by root alone, since they leak what others compute.",
+        "capability SYS_PTRACE": "Which container a process is of stands in its owner's files.",
+        "capability DAC_READ_SEARCH": "Likewise, for processes of other users.",
+        "apparmor": "AppArmor's profile of containers hides the processes of others from SYS_PTRACE.",
+        "host-path /proc": "The node's processes; read-only.",
+        "host-path /sys": "RAPL is in the node's /sys; read-only.",
+    },
+    "DaemonSet/device-plugin": {
+        "root": "The kubelet's folder of plugins is root's.",
+        "writable-host-path /var/lib/kubelet/device-plugins": "A device plugin is a socket in the kubelet's folder.",
+        "writable-host-path /var/run/cdi": "It writes the description of the devices there.",
+        "host-path /": "The description names the driver's files as the host has them.",
+        "writable-host-path /run/nvidia/mps": "Only with MPS: pipes to the control daemon.",
+        "writable-host-path /run/nvidia/mps/shm": "Only with MPS: memory shared with it.",
+        "capability SYS_ADMIN": "Only with MIG: the driver hands MIG devices to nobody less.",
+    },
+    "DaemonSet/mps-control-daemon": {
+        "privileged": "Only with MPS: it sets the GPU's compute mode and mounts a tmpfs.",
+        "host-pid": "Only with MPS: the server looks for its clients by their pids.",
+        "root": "Only with MPS: it acts for clients of every user.",
+        "writable-root": "Only with MPS: the control daemon writes beside itself.",
+        "escalation": "Only with MPS: privileged includes it.",
+        "capabilities": "Only with MPS: privileged has all.",
+        "seccomp": "Only with MPS: privileged has no filter.",
+        "memory-limit": "Only with MPS: it serves every client; ended, all of them end.",
+        "writable-host-path /run/nvidia/mps": "Only with MPS: pipes to the clients.",
+        "writable-host-path /run/nvidia/mps/shm": "Only with MPS: memory shared with them.",
+    },
+    "DaemonSet/dra-driver": {
+        "privileged": "It makes device files and mounts memory for MPS that the node has to see.",
+        "root": "The kubelet's folders of plugins are root's.",
+        "writable-root": "It keeps copies of the driver's settings beside itself.",
+        "escalation": "Privileged includes it.",
+        "capabilities": "Privileged has every capability.",
+        "seccomp": "Privileged has no filter.",
+        "writable-host-path /var/lib/kubelet/plugins_registry": "The driver is a socket that the kubelet finds there.",
+        "writable-host-path /var/lib/kubelet/plugins": "Its state and what MPS clients share is there.",
+        "writable-host-path /var/run/cdi": "It writes the description of the devices of each claim there.",
+        "writable-host-path /": "It runs the driver's own nvidia-smi, which sets the compute mode.",
+    },
+    "replicas": {
+        "requests": "By design: a replica takes what the node has, as in the experiments it repeats.",
+        "memory-limit": "By design: a replica that is ended for memory would measure the limit.",
+    },
 }
+EXCEPTIONS = {(pod, rule) for pod, rules in REASONS.items() for rule in rules}
 
 
 def pod_of(item: Object) -> Object | None:

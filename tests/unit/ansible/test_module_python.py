@@ -112,13 +112,6 @@ def sent(path, mark=""):
     return str(path)
 
 
-def test_what_was_imported_serves_where_the_same_was_sent(warm, tmp_path):
-    path = sent(tmp_path / "sent.zip")
-    found = served(warm, SAYS_WHOSE.format(path=path))
-    assert found.stdout.split()[1:] == ["None", "False"], found.stderr
-    assert path not in found.stdout
-
-
 def test_another_module_that_was_sent_is_the_one_that_runs(warm, tmp_path):
     path = sent(tmp_path / "sent.zip", mark="\nMARK = 'other'\n")
     found = served(warm, SAYS_WHOSE.format(path=path))
@@ -133,12 +126,3 @@ def test_other_rights_and_another_system_are_pythons_own(warm, other):
     script = b"import os; print(os.getppid())"
     found = subprocess.run([*other, warm], input=script, capture_output=True, check=True)
     assert found.stdout.decode().strip() != server_of(warm)
-
-
-def test_a_server_that_was_killed_is_begun_anew(warm):
-    killed = server_of(warm)
-    os.kill(int(killed), signal.SIGKILL)
-    assert eventually(lambda: not answers(warm))
-    assert served(warm, "print('by Python itself')").stdout == "by Python itself\n"
-    assert eventually(lambda: answers(warm))
-    assert server_of(warm) != killed

@@ -9,6 +9,12 @@ from fake_module import Failed, FakeModule
 module = tree.shared("node_files")
 
 
+def wanted(path, content="x", **changes):
+    """What a role asks for of one file."""
+    plain = {"source": None, "mode": "0644", "owner": "", "only_mend": False}
+    return {"files": [plain | {"path": str(path), "content": content} | changes], "links": {}, "absent": []}
+
+
 def files(**params):
     return module.Files(FakeModule(**params))
 
@@ -41,12 +47,12 @@ def test_a_private_file_never_appears_in_a_diff(tmp_path):
 
 
 def test_a_key_is_made_once_and_is_in_no_result(tmp_path):
-    path, one = tmp_path / "d/key", {"only_mend": False, "random": True, "source": None, "mode": "0600", "owner": ""}
-    wanted = {"files": [one | {"path": str(path), "content": "secret: RANDOM_KEY"}], "links": {}, "absent": []}
+    path = tmp_path / "d/key"
+    key_of_its_own = wanted(path, "secret: RANDOM_KEY", random=True, mode="0600")
     first, again = files(), files()
-    first.apply(wanted)
+    first.apply(key_of_its_own)
     key = path.read_text().removeprefix("secret: ")
-    again.apply(wanted)
+    again.apply(key_of_its_own)
     assert len(base64.b64decode(key, validate=True)) == 32
     assert (first.written, again.written, path.read_text()) == ([str(path)], [], f"secret: {key}")
     assert key not in str(first.diff)
@@ -87,18 +93,10 @@ def test_what_fits_a_pattern_goes_hidden_files_too_and_folders_stay(tmp_path):
 def test_what_is_asked_for_stays_though_a_pattern_fits_it(tmp_path):
     for name in ("now.py", "earlier.py", "linked.py"):
         (tmp_path / name).write_text("x")
-    wanted = {
-        "path": str(tmp_path / "now.py"),
-        "content": "x",
-        "source": None,
-        "mode": "0644",
-        "owner": "",
-        "only_mend": False,
-    }
     (tmp_path / "linked.py").unlink()
     links = {str(tmp_path / "linked.py"): "/somewhere"}
     found = files()
-    found.apply({"files": [wanted], "links": links, "absent": [str(tmp_path / "*.py")]})
+    found.apply(wanted(tmp_path / "now.py") | {"links": links, "absent": [str(tmp_path / "*.py")]})
     assert sorted(one.name for one in tmp_path.iterdir()) == ["linked.py", "now.py"]
     assert found.removed == [str(tmp_path / "earlier.py")]
 
@@ -112,19 +110,10 @@ def test_a_source_that_a_check_does_not_meet_yet_counts_as_empty(tmp_path):
 
 def test_what_cannot_be_written_ends_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
-    wrong = {
-        "path": str(tmp_path / "file/below"),
-        "content": "x",
-        "source": None,
-        "mode": "0644",
-        "owner": "",
-        "only_mend": False,
-    }
     with pytest.raises(Failed, match=r"could not be brought to its state.*run again"):
-        files().apply({"files": [wrong], "links": {}, "absent": []})
-    nobody = {**wrong, "path": str(tmp_path / "d/x"), "owner": "no-such-user"}
+        files().apply(wanted(tmp_path / "file/below"))
     with pytest.raises(Failed, match="no-such-user"):
-        files().apply({"files": [nobody], "links": {}, "absent": []})
+        files().apply(wanted(tmp_path / "d/x", owner="no-such-user"))
 
 
 def test_what_a_killed_run_left_goes_with_the_next_write(tmp_path):
@@ -138,17 +127,10 @@ def test_what_a_killed_run_left_goes_with_the_next_write(tmp_path):
 
 
 def test_a_file_to_be_mended_only_is_not_made(tmp_path):
-    one = {
-        "path": str(tmp_path / "d/30-nvidia.conf"),
-        "content": "x",
-        "source": None,
-        "mode": "0644",
-        "owner": "",
-        "only_mend": True,
-    }
-    files().apply({"files": [one], "links": {}, "absent": []})
-    assert not (tmp_path / "d").exists()
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d/30-nvidia.conf").write_text("damaged")
-    files().apply({"files": [one], "links": {}, "absent": []})
-    assert (tmp_path / "d/30-nvidia.conf").read_text() == "x"
+    path = tmp_path / "d/30-nvidia.conf"
+    files().apply(wanted(path, only_mend=True))
+    assert not path.parent.exists()
+    path.parent.mkdir()
+    path.write_text("damaged")
+    files().apply(wanted(path, only_mend=True))
+    assert path.read_text() == "x"

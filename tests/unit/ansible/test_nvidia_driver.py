@@ -57,6 +57,11 @@ def commands(machines, name):
     return [what for what, _ in machines.done[name] if what not in recorded_role.MODULES]
 
 
+def of_state(machines, name, key):
+    """What the machine's node_state was given: files, units, or what is to be absent."""
+    return [one for what, asked in machines.done[name] if what == "node_state" for one in asked.get(key, [])]
+
+
 def installed(machines, name):
     (asked,) = [arguments for what, arguments in machines.done[name] if what == "deb_pinned"]
     return asked
@@ -73,9 +78,7 @@ def test_a_new_machine_gets_the_open_modules_of_the_version_held_with_the_kernel
     ]
     assert asked["source"]["uri"].endswith("/repos/ubuntu2404/x86_64/")
     assert commands(machines, "new") == ["update-initramfs", "modprobe"]
-    files = [
-        one for what, arguments in machines.done["new"] if what == "node_state" for one in arguments.get("files", [])
-    ]
+    files = of_state(machines, "new", "files")
     # The packages on paper are held from the beginning.
     assert json.loads(files[0]["content"]) == {"held": ["linux-image-generic", "linux-image-6.8.0-31-generic"]}
     assert "Pin: version 580.95.05*" in files[1]["content"]
@@ -83,15 +86,7 @@ def test_a_new_machine_gets_the_open_modules_of_the_version_held_with_the_kernel
 
 
 def test_the_persistence_daemon_runs_and_with_switches_fabric_manager_of_the_same_version(machines):
-    units = {
-        name: [
-            one["name"]
-            for what, arguments in machines.done[name]
-            if what == "node_state"
-            for one in arguments.get("units", [])
-        ]
-        for name in ("new", "switches")
-    }
+    units = {name: [unit["name"] for unit in of_state(machines, name, "units")] for name in ("new", "switches")}
     assert units == {
         "new": ["nvidia-persistenced.service"],
         "switches": ["nvidia-persistenced.service", "nvidia-fabricmanager.service"],
@@ -139,13 +134,10 @@ def test_what_was_managed_is_taken_off_and_the_pin_last(machines):
 
 
 def test_a_machine_under_management_keeps_what_it_knew_of_the_time_before(machines):
-    files = [
-        one["path"]
-        for what, arguments in machines.done["under-management"]
-        if what == "node_state"
-        for one in arguments.get("files", [])
+    assert [file["path"] for file in of_state(machines, "under-management", "files")] == [
+        "/etc/apt/preferences.d/node-nvidia-driver",
+        "/etc/modprobe.d/node-nvidia-driver.conf",
     ]
-    assert files == ["/etc/apt/preferences.d/node-nvidia-driver", "/etc/modprobe.d/node-nvidia-driver.conf"]
 
 
 def test_what_somebody_else_holds_stays_held(machines):
@@ -156,11 +148,6 @@ def test_what_somebody_else_holds_stays_held(machines):
 
 def test_what_the_driver_ran_is_stopped_before_anything_goes(machines):
     done = machines.done["taken-off"]
-    stopped = [
-        index
-        for index, (what, arguments) in enumerate(done)
-        if what == "node_state"
-        and {"name": "nvidia-persistenced.service", "state": "off"} in arguments.get("units", [])
-    ]
-    assert stopped
-    assert stopped[0] < next(index for index, (what, _) in enumerate(done) if what == "dpkg")
+    off = {"name": "nvidia-persistenced.service", "state": "off"}
+    stopped = [what == "node_state" and off in asked.get("units", []) for what, asked in done].index(True)
+    assert stopped < [what for what, _ in done].index("dpkg")

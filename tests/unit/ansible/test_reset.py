@@ -7,46 +7,26 @@ import tree
 from tree import ROOT
 
 PLAY = """\
-- hosts: localhost
-  connection: local
+- hosts: all
   gather_facts: false
   tasks:
     - {name: Volumes, ansible.builtin.import_role: {name: storage, tasks_from: reset.yml}}
     - {name: Image, ansible.builtin.import_role: {name: workload_image, tasks_from: reset.yml}}
     - {name: Network, ansible.builtin.import_role: {name: calico, tasks_from: reset_files.yml}}
 """
-OURS = [
-    "volumes/pvc-1_a_b/data/file",
-    "image/context/harness/x.py",
-    "image/pip.conf",
-    "image/image.json",
-    "image/pushed-1",
-    "net.d/20-bridge.conflist",
-    "pod-veth.link",
-]
+OURS = ["volumes/pvc-1_a_b/data/file", "image/context/harness/x.py", "image/pip.conf", "image/image.json"]
+OURS += ["image/pushed-1", "net.d/20-bridge.conflist", "pod-veth.link"]
 # As Calico's pod leaves them; flannel is one of its plugins, or of a network of somebody's own.
 CALICO = ["net.d/10-calico.conflist", "net.d/calico-kubeconfig", "bin/calico", "bin/calico-ipam", "bin/flannel"]
-OTHERS = [
-    "volumes/photos/one.jpg",
-    "volumes/.hidden",
-    "image/notes.txt",
-    "net.d/10-flannel.conflist",
-    "net.d/own.d/key",
-]
-OTHERS += ["bin/flannel", "bin/own"]
+OTHERS = ["volumes/photos/one.jpg", "volumes/.hidden", "image/notes.txt", "net.d/10-flannel.conflist"]
+OTHERS += ["net.d/own.d/key", "bin/flannel", "bin/own"]
 
 
 # What a cluster leaves on a disk beside the folders of its packages, as seen on a real one.
-LEFT = [
-    "/var/lib/cni",
-    "/var/lib/kubelet",
-    "/var/lib/etcd",
-    "/var/lib/calico",
-    "/usr/libexec/kubernetes",
-    "/var/log/containers",
-]
-LEFT += ["/var/log/pods", "/var/log/calico", "/etc/systemd/logind.conf.d/99-kubelet.conf"]
-LEFT += ["/var/lib/containers/cache", "/var/log/crio", "/var/lib/systemd/timers/stamp-node-etcd-snapshot.timer"]
+LEFT = ["/var/lib/cni", "/var/lib/kubelet", "/var/lib/etcd", "/var/lib/calico", "/usr/libexec/kubernetes"]
+LEFT += ["/var/log/containers", "/var/log/pods", "/var/log/calico"]
+LEFT += ["/etc/systemd/logind.conf.d/99-kubelet.conf", "/var/lib/containers/cache", "/var/log/crio"]
+LEFT += ["/var/lib/systemd/timers/stamp-node-etcd-snapshot.timer"]
 
 
 def test_a_reset_removes_what_a_cluster_leaves_and_keeps_the_distribution_s_folders():
@@ -58,16 +38,28 @@ def test_a_reset_removes_what_a_cluster_leaves_and_keeps_the_distribution_s_fold
     assert not kept & removed
 
 
-@pytest.mark.parametrize(("ours", "others"), [([*OURS, *CALICO], []), (OURS, OTHERS)], ids=["ours", "others"])
-def test_a_reset_removes_what_is_ours_and_leaves_what_is_not(tmp_path, ours, others):
-    for name in (*ours, *others):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("x")
-    given = {"storage_path": f"{tmp_path}/volumes", "workload_image_folder": f"{tmp_path}/image"}
-    given |= {"__calico_cni_folder": f"{tmp_path}/net.d", "__calico_plugin_folder": f"{tmp_path}/bin"}
-    given |= {"__calico_link": f"{tmp_path}/pod-veth.link"}
-    done = tree.play(tmp_path, PLAY, {"localhost": {}}, given)
+MACHINES = {"alone": ([*OURS, *CALICO], []), "shared": (OURS, OTHERS)}
+
+
+@pytest.fixture(scope="module")
+def reset(tmp_path_factory):
+    """Both machines after one run: each a folder, where everything of ours and of others was."""
+    folder = tmp_path_factory.mktemp("reset")
+    for machine, (ours, others) in MACHINES.items():
+        for name in (*ours, *others):
+            (folder / machine / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / machine / name).write_text("x")
+    places = {"storage_path": "volumes", "workload_image_folder": "image", "__calico_cni_folder": "net.d"}
+    places |= {"__calico_plugin_folder": "bin", "__calico_link": "pod-veth.link"}
+    given = {name: f"{folder}/{{{{ inventory_hostname }}}}/{place}" for name, place in places.items()}
+    done = tree.play(folder, PLAY, {name: {} for name in MACHINES}, given)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [name for name in ours if (tmp_path / name).exists()] == []
-    assert all((tmp_path / name).exists() for name in others)
-    assert (tmp_path / "volumes").exists() == (tmp_path / "image").exists() == bool(others)
+    return folder
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_a_reset_removes_what_is_ours_and_leaves_what_is_not(reset, machine):
+    ours, others = MACHINES[machine]
+    assert [name for name in ours if (reset / machine / name).exists()] == []
+    assert all((reset / machine / name).exists() for name in others)
+    assert (reset / machine / "volumes").exists() == (reset / machine / "image").exists() == bool(others)

@@ -10,19 +10,8 @@ from tests.support.cases import every
 of_every_task = every(tree.every_task(), lambda path, task: f"{path.relative_to(ROOT)}:{task.get('name')}")
 KEYWORDS = {
     *("name", "when", "register", "loop", "loop_control", "changed_when", "failed_when", "check_mode", "until"),
-    *(
-        "retries",
-        "delay",
-        "delegate_to",
-        "no_log",
-        "vars",
-        "tags",
-        "become",
-        "environment",
-        "run_once",
-        "async",
-        "poll",
-    ),
+    *("retries", "delay", "delegate_to", "no_log", "vars", "tags", "become", "environment", "run_once"),
+    *("async", "poll"),
 }
 # What a playbook of imports, or an entry of `roles`, consists of.
 ENTRIES = {"role", "ansible.builtin.import_playbook"}

@@ -247,26 +247,10 @@ def test_the_failsafe_runs_before_the_kubelet():
 QUOTED = re.compile(r"\{\{ .+ \| (tojson|int|lower) \}\}")
 # Constants of the templates themselves, sums that are hexadecimal, and what the judge of variables leaves no quote in.
 PLAIN = {
-    *(
-        "ansible_managed",
-        "job",
-        "namespace",
-        "path",
-        "group",
-        "chosen | join(', ')",
-        "resource",
-        "kind",
-        "counter",
-        "quantile",
-    ),
-    *("gpu_smoke_id", "grafana_checksum", "prometheus_checksum", "prometheus_rate_window_s", "nvidia_toolkit_handler"),
-    *(
-        "field",
-        "about.type",
-        "about.help",
-        "name",
-        "name if name in ('prometheus.yml', 'promtool.yml') else 'rules/' ~ name",
-    ),
+    *("ansible_managed", "job", "namespace", "path", "group", "chosen | join(', ')", "resource", "kind"),
+    *("counter", "quantile", "gpu_smoke_id", "grafana_checksum", "prometheus_checksum"),
+    *("prometheus_rate_window_s", "nvidia_toolkit_handler", "field", "about.type", "about.help", "name"),
+    *("name if name in ('prometheus.yml', 'promtool.yml') else 'rules/' ~ name",),
     "'NodePort' if service_exposure == 'nodeport' else 'ClusterIP'",
     "'mps' if mps else 'timeSlicing'",
 }

@@ -111,7 +111,7 @@ def test_it_asks_the_cluster_that_it_belongs_to_by_the_token(workers):
 
 def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_where_it_is_this_machine_s(tmp_path):
     # kubeadm joins none whose name is taken by one that is ready. Of the same name there may be another machine's.
-    registered = {"killed": None, "registered": "192.0.2.7", "name-taken": "192.0.2.8"}
+    registered = {"killed": None, "registered": "192.0.2.7", "name-taken": "192.0.2.8", "away": "192.0.2.7"}
     hosts = {}
     (tmp_path / "refused/etc").mkdir(parents=True)
     (tmp_path / "refused/etc/refused").touch()
@@ -127,7 +127,12 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
     given = places | facts | {"worker_node_name": "gpu-node-2"}
     (tmp_path / "killed/etc").mkdir(parents=True)
     (tmp_path / "killed/etc/left").write_text("bootstrap-token-uvwxyz bootstrap-token-ghijkl")
+    (tmp_path / "away/etc/away").write_text(AWAY)  # an API server that restarts
+    (tmp_path / "away/etc/gone").touch()  # the token: it was deleted, and the answer lost
     calls = play(tmp_path, "join.yml", hosts, given, status=2)
+    repeated = [line for line in calls.pop("away") if line.startswith(("kubectl", "kubeadm token"))]
+    assert {line: repeated.count(line) for line in repeated} == dict.fromkeys(repeated, 2)
+    assert len(repeated) == 5 * 2
     said = {name: [line.split(" --")[0] for line in lines] for name, lines in calls.items()}
     joined = ["kubectl", "kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
     undone = ["pkill", "kubeadm reset", "kubectl"]
@@ -146,45 +151,23 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
     assert [name for name in hosts if (tmp_path / name / "etc/mark").exists()] == ["refused"]
 
 
-def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_joins(tmp_path):
-    own = tmp_path / "joins/etc"
-    own.mkdir(parents=True)
-    (own / "away").write_text(AWAY)
-    (own / "gone").touch()  # the token: it was deleted, and the answer lost
-    (own / "node").write_text(json.dumps({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}}))
-    hosts = {"joins": {"__worker_state": {"probe": {"paths": {str(own / "mark"): {"exists": True}}}}}}
-    places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
-    facts = {"ansible_facts": {"node": {"addresses": ["192.0.2.7"]}}, "worker_node_name": "gpu-node-2"}
-    calls = play(tmp_path, "join.yml", hosts, places | facts)
-    twice = {line for line in calls["joins"] if line.startswith(("kubectl", "kubeadm token"))}
-    assert {line: calls["joins"].count(line) for line in twice} == dict.fromkeys(twice, 2)
-    assert len(twice) == 5
-
-
-def leaving(folder, said):
-    """The calls of a worker that leaves, asked by the first word of kubectl and kubeadm; said: what the API server says once."""
-    own = folder / "leaves/etc"
-    own.mkdir(parents=True)
-    (own / "kubernetes").mkdir()
-    (own / "away").write_text(said)
-    (own / "node").write_text("node/gpu-node-2")
+def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_leaves_and_pods_that_stay_are_not(tmp_path):
+    said = {"leaves": AWAY, "stays": TOO_LONG}
+    for name, words in said.items():
+        own = tmp_path / name / "etc"
+        (own / "kubernetes").mkdir(parents=True)
+        (own / "away").write_text(words)
+        (own / "node").write_text("node/gpu-node-2")
     there = {"/usr/bin/kubeadm": {"exists": True}, "/etc/kubernetes": {"exists": True}}
     cluster = {"probe": {"paths": {"/etc/kubernetes/admin.conf": {"exists": True}}}}
-    given = {
-        "__worker_state": {"probe": {"paths": there}},
-        "__worker_cluster": cluster,
-        "worker_node_name": "gpu-node-2",
+    given = {"__worker_state": {"probe": {"paths": there}}, "__worker_cluster": cluster}
+    given |= {"__worker_folder": "{{ folder }}/kubernetes", "worker_node_name": "gpu-node-2"}
+    calls = play(tmp_path, "reset.yml", {name: {} for name in said}, given, status=2)
+    asked = {
+        name: [" ".join(line.replace("--kubeconfig /etc/kubernetes/admin.conf ", "").split()[:2]) for line in lines]
+        for name, lines in calls.items()
     }
-    given |= {"__worker_folder": str(own / "kubernetes")}
-    calls = play(folder, "reset.yml", {"leaves": {}}, given, status=0 if said == AWAY else 2)["leaves"]
-    assert (own / "kubernetes").exists() == (said != AWAY)
-    return [" ".join(line.replace("--kubeconfig /etc/kubernetes/admin.conf ", "").split()[:2]) for line in calls]
-
-
-def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_leaves(tmp_path):
-    asked = ["kubectl get", "kubectl drain", "kubeadm reset", "kubectl delete"]
-    assert leaving(tmp_path, AWAY) == [line for line in asked for _ in range(1 if "kubeadm" in line else 2)]
-
-
-def test_pods_that_do_not_end_in_time_are_not_waited_for_again(tmp_path):
-    assert leaving(tmp_path, TOO_LONG)[-1:] == ["kubectl drain"]
+    twice = ["kubectl get", "kubectl drain", "kubeadm reset", "kubectl delete"]
+    assert asked["leaves"] == [line for line in twice for _ in range(1 if "kubeadm" in line else 2)]
+    assert asked["stays"][-1:] == ["kubectl drain"]
+    assert [(tmp_path / name / "etc/kubernetes").exists() for name in said] == [False, True]

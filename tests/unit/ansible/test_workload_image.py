@@ -202,15 +202,6 @@ def test_the_list_has_all_that_the_workloads_import_when_they_are_loaded():
     assert missing == set()
 
 
-def test_the_package_alone_brings_nothing_else_of_the_harness(tmp_path):
-    """Its API is imported when somebody asks for it, which nobody does in a replica."""
-    (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "__init__.py").write_text(resolved("__workload_image_context")["harness/__init__.py"])
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness; print(harness.__file__, *(n for n in sys.modules if n.startswith('harness.')))"
-    ran = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == [str(tmp_path / "harness" / "__init__.py")]
-
-
 def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
     from harness.spec.kubernetes import IMAGE
 

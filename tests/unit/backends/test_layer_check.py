@@ -51,16 +51,6 @@ def test_without_a_layer_there_is_nothing_to_find():
     assert list(check_layer(experiment(condition=ConditionSpec(name="alone")))) == []
 
 
-def test_the_library_reaches_the_replica_alone_and_variables_are_not_on_the_command_line():
-    layer = LayerSpec(prefix=["taskset", "-c", "0"], environment={"A": "b"}, preload="/opt/hook.so")
-
-    assert layer.around(["python", "-m", "x"]) == [
-        *("taskset", "-c", "0"),
-        *("env", "LD_PRELOAD=/opt/hook.so"),
-        *("python", "-m", "x"),
-    ]
-
-
 def test_neighbours_are_checked_like_the_measured_workload():
     lost = neighbour().model_copy(
         update={"workload": neighbour().workload.model_copy(update={"factory": "no_such_module:make"})}

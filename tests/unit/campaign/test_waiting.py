@@ -292,18 +292,3 @@ def test_a_death_in_a_start_that_was_given_up_is_no_death_of_the_next_and_ends_n
     (experiment,) = on.folder.path.glob("tiny_r2_*")
     reasons = read_manifest(experiment).verdict.reasons
     assert reasons == ["deploy: no room."]
-
-
-def test_a_registry_that_does_not_come_back_pauses_the_campaign(stage):
-    on = stage(limits=Limits(wait_s=90))
-    on.backend.deploy_errors = [NO_REGISTRY] * 5
-
-    with pytest.raises(CampaignInterruptedError, match=r"pauses after waiting \d+ s: .*no such host") as caught:
-        on.runner().run()
-
-    assert "go on with: harness resume" in caught.value.advice
-    assert len(on.backend.deploy_errors) == 2
-    assert not on.folder.final_folder(ONE).exists()
-    assert on.attempts() == []
-    assert campaign_status(on.folder.path).experiments[0].attempts == 0
-    assert "pauses after waiting" in campaign_status(on.folder.path).experiments[0].note

@@ -150,17 +150,6 @@ def test_a_slip_of_the_keyboard_gets_a_hint_and_exit_code_2(words, said):
     assert "Traceback" not in done.stderr
 
 
-def test_what_an_option_is_can_be_read_without_its_name():
-    begun = {"Of", "In", "To", "That", "With", "Although", "Where"}
-    told = [
-        f"{name} {option.opts[0]}: {text}"
-        for name, command in typer.main.get_command(app).commands.items()
-        for option in command.params
-        if (text := getattr(option, "help", None) or "").split(" ")[0] in begun
-    ]
-    assert told == []
-
-
 def test_closed_streams_lead_nowhere_and_keep_their_numbers(tmp_path):
     command = f"{shlex.quote(sys.executable)} -m harness init mine.yaml --for scaling"
     for closed in (">&-", "2>&-", "<&- >&- 2>&-"):

@@ -50,15 +50,6 @@ def test_what_a_token_says_of_itself(tmp_path, text, end_s):
     assert ends_s(written(tmp_path / "kubeconfig", {"token": text})) == end_s
 
 
-def test_another_token_in_the_kubeconfig_is_read_when_credentials_are_renewed(tmp_path):
-    api = KubernetesApi(KubernetesSpec(kubeconfig=str(written(tmp_path / "k", {"token": token({"exp": ENDS_S})}))))
-    written(tmp_path / "k", {"token": token({"exp": ENDS_S + 60})})
-
-    api.renew()
-
-    assert api.token_ends_s() == ENDS_S + 60
-
-
 def login_program(tmp_path):
     """A user whose token comes from a program."""
     program = tmp_path / "login"

@@ -72,17 +72,6 @@ def test_each_mode_is_brought_about_and_what_was_found_is_put_back(here, plugin)
     assert plugin.applied[-1] == "sliced-4"
 
 
-def test_a_killed_harness_is_followed_by_one_that_knows_what_was_found(here, plugin):
-    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: "sliced-4"}}})
-    switch(here, MPS)
-
-    switch(here, SLICED, by=SwitchedPlugin(here.spec, "mine", StillClock()))
-    here.mode.restore(here.api)
-
-    assert plugin.labels[LABEL] == "sliced-4"
-    assert SWITCHED not in plugin.cluster.store.get(plugin.at)["metadata"]["annotations"]
-
-
 class Killed:
     """Lets one harness ask so often, and then do nothing any more, as after a SIGKILL; others ask on."""
 

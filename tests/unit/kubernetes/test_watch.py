@@ -84,21 +84,6 @@ def test_what_happened_while_the_server_was_away_and_forgot_is_told(api, watch, 
     assert [name(one) for one in watch.objects] == ["changed", "kept", "new"]
 
 
-def test_the_picture_is_right_after_forty_faults(api, watch, proxy):
-    watch.start()
-    proxy.faults, proxy.share = 40, 0.8
-    for number in range(60):
-        api.apply(f"{PODS}/p{number}", pod(f"p{number}"))
-        if number % 3 == 0:
-            api.delete(f"{PODS}/p{number}")
-        time.sleep(0.05)
-    wait_for(lambda: proxy.faults == 0)
-    expected = sorted(f"p{number}" for number in range(60) if number % 3)
-    wait_for(lambda: [name(one) for one in watch.objects] == expected)
-
-    assert {title for kind, title in watch.seen if kind == "ADDED"} >= set(expected)
-
-
 def test_it_ends_at_once_when_it_is_told_to(api, watch):
     del api
     watch.start()

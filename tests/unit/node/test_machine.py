@@ -92,9 +92,9 @@ def test_what_is_set_on_a_connection_ends_with_it(tmp_path: Path, monkeypatch: p
     seen = []
     for name in ("first", "second"):
         native = _native_host("node", inventory)
+        assert not native.backend.sudo
         _share_connection(native, str(tmp_path / name))
         native.backend.sudo = True
         seen.append(native.backend.ssh_extra_args)
     assert [str(tmp_path / "first") in seen[0], str(tmp_path / "first") in seen[1]] == [True, False]
     assert str(tmp_path / "second") in seen[1]
-    assert not _native_host("node", inventory).backend.sudo

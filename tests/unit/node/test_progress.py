@@ -35,14 +35,6 @@ def test_several_hosts_are_counted_the_worst_first(capsys: pytest.CaptureFixture
     assert told(capsys) == ["crio: Install  1 failed, 2 ok  1.0 s", "  c | no space", "  c | left"]
 
 
-def test_an_ignored_failure_is_not_shouted(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = TaskLines()
-    lines(TaskStarted(0.0, "Install", "crio"))
-    lines(ended(TaskOutcome.IGNORED, error="no"))
-    lines(RunEnded(1.0, {}))
-    assert told(capsys) == ["crio: Install  ignored  1.0 s"]
-
-
 def test_what_runs_now_is_told_and_warnings_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
     running: list[str] = []
     lines = TaskLines(running=running.append)

@@ -28,7 +28,6 @@ from tests.unit.results.synthetic import (
     experiment_spec,
     manifest_for,
     write_attempt,
-    write_campaign,
     write_experiment,
 )
 
@@ -334,13 +333,6 @@ def test_a_log_says_by_how_much_a_counter_can_have_grown_between_two_readings(
         tmp_path, {"replica-7": rows_s, "replica-9": (0.0, 1.0)}, start_s=100.0, step_s=1.0, late_s=late_s
     )
     assert found == {"replica-7": counts}
-
-
-def test_verify_campaign_takes_every_experiment(tmp_path: Path) -> None:
-    folder = write_campaign(tmp_path / "c", replicas=[1, 3], repeats=1, shape=SHAPE)
-    outcome = verify_campaign(folder)
-    assert outcome.ok
-    assert outcome.experiments == 2
 
 
 def test_verify_refuses_a_folder_that_is_not_ours(tmp_path: Path) -> None:
