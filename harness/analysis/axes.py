@@ -270,9 +270,8 @@ def _curves(family: Family) -> Picture | None:
         panels.append(
             Panel(title=title, x_label="batch size", series=series, rules=rules, doubling=True, absent=absent)
         )
-    alt = ", ".join(f"{variant.name} {variant.estimates['inputs'].mean:.4g} inputs/s" for variant in family.measured)
     title = f"{family.title}: speed and memory against the batch size"
-    return Picture(_file(family, "batch"), title, alt, panels, 3, (280, 220), png=True)
+    return Picture(_file(family, "batch"), title, panels, 3, (280, 220), png=True)
 
 
 def _where_time_goes(family: Family) -> Picture | None:
@@ -290,8 +289,7 @@ def _where_time_goes(family: Family) -> Picture | None:
         ends = [start + share for start, share in zip(starts, shares, strict=True)]
         series.append(PlotSeries(x=ends, y=places, name=cause.value, colour=colour, starts=starts, labels=labels))
         starts = ends
-    alt = "; ".join(f"{variant.name}: {variant.held_back}" for variant in variants)
     panel = Panel(title="Share of the time that each cause explains (%)", series=series, x_range=(0, 100))
     title = f"{family.title}: where the time goes; what is left empty is not explained"
     size = (640.0, 28.0 * len(variants) + 60)
-    return Picture(_file(family, "time"), title, alt, [panel], 1, size, png=True)
+    return Picture(_file(family, "time"), title, [panel], 1, size, png=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun
 from harness.analysis.client_result import read_scenarios
@@ -18,6 +19,7 @@ from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.questions.condition_overhead import Interference
 from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
+from harness.analysis.statistics import Estimate
 from harness.errors import ResultsPathError, counted
 from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
@@ -25,7 +27,7 @@ from harness.spec.scenario import OPEN_LOOP, ScenarioKind
 from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
 
 FEW_REPEATS = 3
-UNSTEADY_CV = 0.05
+UNSTEADY_PERCENT = 5.0
 MOST = 3
 """Sentences of a headline; what there is besides stands further down."""
 MANY_DEGRADED = 5
@@ -123,27 +125,6 @@ def limits(analysis: CampaignAnalysis) -> list[str]:
     return [f"Latency limit of {limit} ms for 99 % of the requests: {kept}{broken}."]
 
 
-def concerns(analysis: CampaignAnalysis) -> list[str]:
-    """What a reader has to know before anything else, in a few words each; empty when nothing weakens the answer."""
-    runs, cells = len(analysis.experiments), len(analysis.cells)
-    invalid, degraded = analysis.count(Status.INVALID), analysis.count(Status.DEGRADED)
-    damaged = sum(bool(run.damage) for run in analysis.experiments)
-    single, few = len(_of_runs(analysis, 1, 1)), len(_of_runs(analysis, 2, FEW_REPEATS - 1))
-    restless, capped = len(_restless(analysis)), len(_power_capped(analysis))
-    sentences = {
-        f"{len(analysis.unfinished)} of {analysis.planned} experiments are missing": len(analysis.unfinished),
-        f"{invalid} of {runs} runs are INVALID and left out": invalid,
-        f"{damaged} of {runs} runs are damaged and left out": damaged,
-        f"{degraded} of {runs} runs are DEGRADED and included": degraded,
-        "replicas ran on the CPU although there is a GPU": _on_cpu(analysis),
-        f"one run only, so without an interval, in {single} of {cells} configurations": single,
-        f"two runs only, so with wide intervals, in {few} of {cells} configurations": few,
-        f"the power cap set the GPU's clock in {capped} of {cells} configurations": capped,
-        f"throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats in {restless} of {cells} configurations": restless,
-    }
-    return [sentence for sentence, holds in sentences.items() if holds]
-
-
 def answers(analysis: CampaignAnalysis) -> list[str]:
     """What the campaign found, one sentence or two per workload, sharing mode and condition."""
     groups: dict[tuple[str, str, str], list[Cell]] = {}
@@ -202,32 +183,97 @@ def _idle(cell: Cell) -> str:
     return f", of which {idle} served nothing," if idle else ""
 
 
+class Weakness(NamedTuple):
+    """What a reader has to know before using a number: in a few words, where they stand beside the answer, and in sentences."""
+
+    words: str
+    sentences: list[str]
+
+
+def concerns(analysis: CampaignAnalysis) -> list[str]:
+    """What a reader has to know before anything else, in a few words each; empty when nothing weakens the answer."""
+    return [weakness.words for weakness in _weaknesses(analysis) if weakness.words]
+
+
 def caveats(analysis: CampaignAnalysis) -> list[str]:
     """What a careful reader must know before using a number, the gravest first."""
-    return [
-        *_left_out(analysis),
-        *_unfinished(analysis),
-        *changed_file(analysis),
-        *_degraded(analysis),
-        *_varying(analysis),
-        *_last_in_line(analysis),
-        *_absent(analysis),
-        *_mixed(analysis),
-        *_nature(analysis),
+    return [sentence for weakness in _weaknesses(analysis) for sentence in weakness.sentences]
+
+
+def _weaknesses(analysis: CampaignAnalysis) -> list[Weakness]:
+    damaged = [run for run in analysis.experiments if run.damage]
+    invalid = [run for run in analysis.experiments if not run.damage and not run.used]
+    degraded = [run for run in analysis.experiments if run.used and run.status is Status.DEGRADED]
+    runs, on_cpu = f"of {len(analysis.experiments)} runs are", _on_cpu(analysis)
+    missing = f"{len(analysis.unfinished)} of {analysis.planned} experiments are missing"
+    listed = [
+        Weakness(
+            f"{len(invalid)} {runs} INVALID and left out",
+            [f"{run.name} is INVALID and left out of every average: {_reasons(run)}" for run in invalid],
+        ),
+        Weakness(
+            f"{len(damaged)} {runs} damaged and left out",
+            [
+                f"{run.name} is left out of every average: its files are not what its manifest says ({'; '.join(run.damage)})."
+                for run in damaged
+            ],
+        ),
+        Weakness(
+            missing,
+            [
+                f"The campaign is not finished: {missing} (listed below). Go on with: harness resume results/{analysis.name}"
+            ]
+            if analysis.unfinished
+            else [],
+        ),
+        Weakness("", changed_file(analysis)),
+        Weakness(f"{len(degraded)} {runs} DEGRADED and included", _degraded(degraded)),
+        Weakness(
+            "replicas ran on the CPU although there is a GPU",
+            ["This machine has a GPU, and replicas ran on the CPU."] if on_cpu else [],
+        ),
+        *_of_cells(analysis),
+        Weakness("", [REPEATS_FOLLOWED] if analysis.progress else []),
+        *(Weakness("", of(analysis)) for of in (_last_in_line, _absent, _mixed, _nature)),
     ]
+    return [weakness for weakness in listed if weakness.sentences]
 
 
-def _left_out(analysis: CampaignAnalysis) -> list[str]:
-    sentences = []
-    for experiment in analysis.experiments:
-        if experiment.damage:
-            sentences.append(
-                f"{experiment.name} is left out of every average: its files are not what its manifest says "
-                f"({'; '.join(experiment.damage)})."
-            )
-        elif not experiment.used:
-            sentences.append(f"{experiment.name} is INVALID and left out of every average: {_reasons(experiment)}")
-    return sentences
+def _of_cells(analysis: CampaignAnalysis) -> list[Weakness]:
+    """What holds in some configurations, which are named with its percent where it has one."""
+
+    def over(metric: str, percent: Callable[[Estimate], float], least: float) -> dict[ConfigurationKey, float]:
+        percents = {cell.key: percent(cell.estimates[metric]) for cell in analysis.cells if metric in cell.estimates}
+        return {key: value for key, value in percents.items() if value > least}
+
+    repeats = {cell.key: len(cell.used) for cell in analysis.cells}
+    of_cells: list[tuple[str, Mapping[ConfigurationKey, float | None], str]] = [
+        (
+            "one run only, so without an interval,",
+            {key: None for key, used in repeats.items() if used == 1},
+            f" No difference can be called significant there: repeat at least {FEW_REPEATS} times.",
+        ),
+        ("two runs only, so with wide intervals,", {key: None for key, used in repeats.items() if used == 2}, ""),
+        (
+            f"throughput varies by more than {UNSTEADY_PERCENT:g} % between repeats",
+            over("throughput", lambda rate: 100 * (rate.cv or 0.0), UNSTEADY_PERCENT),
+            "",
+        ),
+        (
+            "the power cap set the GPU's clock",
+            over("gpu_power_capped", lambda capped: capped.mean, 100 * TOLD_SHARE),
+            " Another cap gives other figures.",
+        ),
+    ]
+    weaknesses = []
+    for words, where, advice in of_cells:
+        places = [
+            _cell(analysis, key) + ("" if percent is None else f" ({percent:.0f} %)") for key, percent in where.items()
+        ]
+        head = f"{words} in {len(places)} of {len(analysis.cells)} configurations"
+        sentence = f"{head[0].upper()}{head[1:]}: {', '.join(places)}.{advice}"
+        weaknesses.append(Weakness(head, [sentence] if places else []))
+    return weaknesses
 
 
 def changed_file(analysis: CampaignAnalysis) -> list[str]:
@@ -238,24 +284,13 @@ def changed_file(analysis: CampaignAnalysis) -> list[str]:
     return [f"{sentence}: the report is of the campaign as it was run, and to run that file is another campaign."]
 
 
-def _unfinished(analysis: CampaignAnalysis) -> list[str]:
-    if not analysis.unfinished:
-        return []
-    missing = len(analysis.unfinished)
-    verb = "is" if missing == 1 else "are"
-    sentence = (
-        f"The campaign is not finished: {missing} of {analysis.planned} experiments {verb} missing (listed below)."
-    )
-    return [f"{sentence} Go on with: harness resume results/{analysis.name}"]
-
-
-def _degraded(analysis: CampaignAnalysis) -> list[str]:
-    degraded = [item for item in analysis.experiments if item.used and item.status is Status.DEGRADED]
+def _degraded(degraded: Sequence[MeasuredRun]) -> list[str]:
     if len(degraded) > MANY_DEGRADED:
-        names = ", ".join(experiment.name for experiment in degraded)
-        count = f"{len(degraded)} of {len(analysis.experiments)} experiments are DEGRADED and included"
-        return [f"{count}; the reasons stand with each of them below: {names}."]
-    return [f"{item.name} is DEGRADED and included: {_reasons(item)}" for item in degraded]
+        names = ", ".join(run.name for run in degraded)
+        return [
+            f"{len(degraded)} experiments are DEGRADED and included; the reasons stand with each of them below: {names}."
+        ]
+    return [f"{run.name} is DEGRADED and included: {_reasons(run)}" for run in degraded]
 
 
 def _reasons(experiment: MeasuredRun) -> str:
@@ -263,53 +298,11 @@ def _reasons(experiment: MeasuredRun) -> str:
     return clipped(text) or "no reason was recorded."
 
 
-def _of_runs(analysis: CampaignAnalysis, fewest: int, most: int) -> list[Cell]:
-    return [cell for cell in analysis.cells if fewest <= len(cell.used) <= most]
-
-
-def _restless(analysis: CampaignAnalysis) -> dict[ConfigurationKey, float]:
-    """Configurations whose throughput varies between repeats, with their coefficients of variation in percent."""
-    spreads = {cell.key: cell.estimates["throughput"].cv or 0.0 for cell in _with(analysis, "throughput")}
-    return {key: 100 * cv for key, cv in spreads.items() if cv > UNSTEADY_CV}
-
-
-def _power_capped(analysis: CampaignAnalysis) -> dict[ConfigurationKey, float]:
-    """Configurations whose GPU's clock the power cap set, with the percent of the time."""
-    means = {cell.key: cell.estimates["gpu_power_capped"].mean for cell in _with(analysis, "gpu_power_capped")}
-    return {key: mean for key, mean in means.items() if mean > 100 * TOLD_SHARE}
-
-
-def _with(analysis: CampaignAnalysis, metric: str) -> list[Cell]:
-    return [cell for cell in analysis.cells if metric in cell.estimates]
-
-
 def _on_cpu(analysis: CampaignAnalysis) -> bool:
     """Whether replicas ran on the CPU of a machine that has a GPU."""
     manifests = [run.data.manifest for run in analysis.experiments]
     on_cpu = any(replica.get("device") == "cpu" for manifest in manifests for replica in manifest.replicas)
     return on_cpu and any(manifest.provenance.gpus for manifest in manifests)
-
-
-def _varying(analysis: CampaignAnalysis) -> list[str]:
-    """Few repeats, a wide spread, a power cap: a sentence each."""
-    single, few = _of_runs(analysis, 1, 1), _of_runs(analysis, 2, FEW_REPEATS - 1)
-    followed = [REPEATS_FOLLOWED] if analysis.progress else []
-    sentences = {
-        f"One run only: {_cells(analysis, [cell.key for cell in single])}. No interval can be given there, and no difference be called "
-        f"significant; repeat at least {FEW_REPEATS} times.": bool(single),
-        f"Two runs only, so that intervals are very wide: {_cells(analysis, [cell.key for cell in few])}.": bool(few),
-        **dict.fromkeys(followed, True),
-        f"Throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats: {_in_percent(analysis, _restless(analysis))}.": bool(
-            _restless(analysis)
-        ),
-        "The power cap set the GPU's clock for a part of the time, so that another cap gives other figures: "
-        f"{_in_percent(analysis, _power_capped(analysis))}.": bool(_power_capped(analysis)),
-    }
-    return [sentence for sentence, holds in sentences.items() if holds]
-
-
-def _in_percent(analysis: CampaignAnalysis, percents: Mapping[ConfigurationKey, float]) -> str:
-    return ", ".join(f"{_cells(analysis, [key])} ({percent:.0f} %)" for key, percent in percents.items())
 
 
 def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
@@ -393,8 +386,6 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
     }
     random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
     sentences = _loops(list(workloads.values()))
-    if _on_cpu(analysis):
-        sentences.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
     if random:
         sentences.append(
             f"Weights are random, from a seed ({', '.join(random)}): the speed is real, the answers mean nothing."
@@ -424,9 +415,6 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
     return sentences
 
 
-def _cells(analysis: CampaignAnalysis, keys: Iterable[ConfigurationKey]) -> str:
-    several = len({cell.mode for cell in analysis.cells}) > 1
-    return ", ".join(
-        " ".join(filter(None, (key.workload, f"r{key.replicas}", key.mode if several else "", key.condition)))
-        for key in keys
-    )
+def _cell(analysis: CampaignAnalysis, key: ConfigurationKey) -> str:
+    mode = key.mode if len({cell.mode for cell in analysis.cells}) > 1 else ""
+    return " ".join(filter(None, (key.workload, f"r{key.replicas}", mode, key.condition)))

@@ -188,7 +188,7 @@ class ExperimentData:
 
     @cached_property
     def _metric_paths(self) -> dict[str, Path]:
-        return {metric: file.path for metric, file in metric_files(self.folder).items()}
+        return metric_files(self.folder)
 
     def table(self, metric: str) -> pd.DataFrame:
         """The metric's values: one row per time (index ``elapsed_s``), one column per series, NaN where missing.

@@ -1,11 +1,11 @@
-"""The report: one page that needs no network, a Markdown twin, the plots and the summary tables beside them."""
+"""The pages, which need no network: the report with a Markdown twin, plots and summary tables beside it; and the comparison."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from harness.analysis.axes import families, family_of_old
 from harness.analysis.axes import pictures as pictures_of_settings
 from harness.analysis.campaign import CampaignAnalysis, MeasuredRun, analyse
 from harness.analysis.comparability import gpu_names, part_of_gpu, places, places_in_words, reserved
+from harness.analysis.contrasts.comparison import Comparison, settings_of
 from harness.analysis.format import (
     clipped,
     markdown,
@@ -26,21 +27,31 @@ from harness.analysis.format import (
 )
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.narrative import absent_of, answers, caveats, concerns, headline, limits, remarks
-from harness.analysis.pages.curves import overview, scaling, stress_curve
-from harness.analysis.pages.plot import Picture
-from harness.analysis.pages.png import png
+from harness.analysis.pages.curves import Curve, CurveRow, by_workload, overview, scaling, stress_curve, timeline
+from harness.analysis.pages.plot import Picture, png
 from harness.analysis.pages.svg import chart, document
-from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables
-from harness.analysis.pages.timeline import timeline
+from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables, table_of_tests
+from harness.analysis.questions import max_replicas, recommendation
 from harness.analysis.questions.condition_overhead import Interference, interference
+from harness.analysis.questions.isolation import isolated, overheads
+from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
+from harness.analysis.questions.sharing_cost import (
+    cost_answer,
+    cost_per_million,
+    fairness_answer,
+    kwh_per_million,
+    price_answer,
+    prices,
+    switching_answer,
+)
 from harness.data import data_path
-from harness.errors import duration
+from harness.errors import UsageError, duration
 from harness.extras import absent as missing
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
 from harness.results.old_profile import OldProfile
-from harness.sharing.modes import mode_of
+from harness.sharing.modes import MODES, mode_of
 
 REPORT_MD = "report.md"
 PLOTS = "plots"
@@ -55,12 +66,8 @@ def write_report(folder: Path) -> Path:
 def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     """Write the report of a campaign that was analysed, into ``out`` or its folder; one that is there already is replaced.
 
-    Returns:
-        Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json``, ``campaign.parquet`` and ``plots/`` lie beside
-        it, and last ``report.sha256`` with the hashes of them all.
-
-    Raises:
-        StorageError: a file cannot be read or written.
+    Returns the path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json``, ``campaign.parquet`` and ``plots/`` lie
+    beside it, and last ``report.sha256`` with the hashes of them all. Raises StorageError.
     """
     content = _content(analysis)
     drawn = [
@@ -132,7 +139,7 @@ def write_plots(folder: Path, pictures: Sequence[Picture]) -> dict[str, str]:
 
 
 def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
-    own = {name for cell in analysis.cells for name in cell.own}
+    own, yaml = {name for cell in analysis.cells for name in cell.own}, analysis.folder / CAMPAIGN_YAML
     stress = analysis.spec.stress if analysis.spec else None
     manifests = [experiment.data.manifest for experiment in analysis.experiments]
     best = goodput.bests(analysis.spec, analysis.stress_series)
@@ -175,7 +182,7 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
         "counts": {status.value: analysis.count(status) for status in Status},
         "damaged": sum(bool(run.damage) for run in analysis.experiments),
         "run_command": f"harness run {source}",
-        "campaign_yaml": _campaign_yaml(analysis.folder),
+        "campaign_yaml": read_document(yaml).decode(errors="replace") if yaml.is_file() else "",
         "mps_limits": mps_limits(manifests),
         **tables_of(against_first),
         "has_places": any(len(places(manifest)) > 1 for manifest in manifests),
@@ -190,12 +197,6 @@ def tables_of(against_first: Interference | None) -> dict[str, Any]:
         "overheads": overhead_table(against_first) if against_first else None,
         "neighbours": neighbour_table(against_first) if against_first and against_first.neighbours else None,
     }
-
-
-def _campaign_yaml(folder: Path) -> str:
-    path = folder / CAMPAIGN_YAML
-    with storage_errors(path, "read"):
-        return read_document(path).decode(errors="replace") if path.is_file() else ""
 
 
 def environment() -> jinja2.Environment:
@@ -271,3 +272,88 @@ def _settings(experiment: MeasuredRun) -> str:
         ", ".join(f"{name} {value}" for name, value in workload.options.items()),
     ]
     return ", ".join(word for word in words if word)
+
+
+_QUESTIONS: tuple[Callable[[Comparison, ComparisonQuery], QuestionAnswer], ...] = (
+    recommendation.answer,
+    cost_answer,
+    max_replicas.answer,
+    fairness_answer,
+    switching_answer,
+    price_answer,
+)
+"""In the order of the page: the decision, then what it rests on."""
+
+
+def answer_all(comparison: Comparison, query: ComparisonQuery) -> list[QuestionAnswer]:
+    """The six questions, answered as far as the measurements go."""
+    return [question(comparison, query) for question in _QUESTIONS]
+
+
+def write_comparison(
+    path: Path,
+    comparison: Comparison,
+    answered: list[QuestionAnswer],
+    command: str,
+    query: ComparisonQuery,
+) -> Path:
+    """Write the comparison on one page: the decision, the curves, then the questions behind it; one that is there is replaced.
+
+    ``command`` makes the page again. Raises UsageError where the folder does not exist or the name does not end in .html, StorageError.
+    """
+    if path.suffix != ".html" or not path.parent.is_dir():
+        raise UsageError(
+            f"{path} cannot be the page: it takes a name ending in .html in a folder that exists.",
+            advice="E.g. --html comparison.html",
+        )
+    manifests, against_first = comparison.manifests(), overheads(comparison)
+    modes = [mode for sharing, mode in MODES.items() if sharing in {run.experiment.sharing for run in manifests}]
+    meanings = "; ".join(f"{mode.sharing.value}: {mode.meaning}" for mode in modes)
+    repeats = [len(cell.used) for arm in comparison.arms for cell in arm.cells.values()]
+    content = {
+        "comparison": comparison,
+        "tests": table_of_tests(comparison),
+        "answers": answered,
+        "first": manifests[0],
+        "mps_limits": mps_limits(manifests),
+        "settings_of": settings_of(manifests),
+        "meanings": meanings[:1].upper() + meanings[1:],
+        "cautions": [mode.caution for mode in modes],
+        "runs": len(manifests),
+        "fewest": min(repeats),
+        "most": max(repeats),
+        "command": command,
+        "version": harness.__version__,
+        "isolation": isolated(comparison, against_first),
+        "curves": _curves(comparison, query),
+        "prices": prices(query),
+        **tables_of(against_first),
+    }
+    atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
+    return path
+
+
+def _curves(comparison: Comparison, query: ComparisonQuery) -> list[Picture]:
+    """Speed first, then fairness and price; a column for each workload."""
+    limit_s = query.latency_limit_s
+    limit = "" if limit_s is None else " with the limit (dotted)"
+    speed = by_workload(
+        comparison,
+        "speed",
+        f"Throughput of all replicas together with the fitted laws (dashed), and p99 latency{limit}",
+        [
+            CurveRow(Curve("throughput"), "requests/s", laws=max_replicas.laws(comparison)),
+            CurveRow(Curve("latency_p99_exact", scale=1e3), "p99, ms", logarithmic=True, line=limit_s),
+        ],
+    )
+    cost = Curve("cost", pick=lambda cell: cost_per_million(cell, query))
+    energy = Curve("energy", pick=kwh_per_million)
+    last = CurveRow(cost, f"cost, {query.currency}".rstrip(", ")) if query.priced else CurveRow(energy, "kWh")
+    share = by_workload(
+        comparison,
+        "share",
+        "Throughput of the slowest replica over that of the fastest (1 is fair), and "
+        f"{'cost' if query.priced else 'energy'} of a million inferences",
+        [CurveRow(Curve("fairness"), "slowest / fastest", line=1.0), last],
+    )
+    return [picture for picture in (speed, share) if picture]

@@ -46,12 +46,12 @@ from harness.metrics.quality import Finding, Severity
 from harness.metrics.rows import RecordingSummary
 from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
-from harness.results.experiment import finalise
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
 from harness.results.requests import Window
 from harness.results.verification import verify_experiment
+from harness.results.writers import finalise
 from harness.spec import ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing, waiting
 

@@ -15,11 +15,10 @@ from harness.errors import ConflictError, ResultsPathError, StorageError, UsageE
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.promql import PrometheusSource
 from harness.results import layout
-from harness.results.condensed import condense
-from harness.results.files import sha256_of, storage_errors
+from harness.results.files import storage_errors
 from harness.results.from_prometheus import collect_each, recorded_window
 from harness.results.manifest import FileEntry, read_manifest
-from harness.results.published import SUFFIX, Bounds, opened, pack
+from harness.results.published import SUFFIX, Bounds, condense, opened, pack
 from harness.results.ro_crate import RO_CRATE, About, Citation, ro_crate
 
 _OF_THE_CAMPAIGN = (layout.CAMPAIGN_JSON, layout.CAMPAIGN_YAML, layout.STATE, layout.SUMMARY_CSV, layout.SUMMARY_JSON)
@@ -126,7 +125,7 @@ def _described(campaign: Path, files: dict[str, Path], into: Path, citation: Cit
     with storage_errors(into):
         described[layout.CAMPAIGN_PARQUET].write_bytes(campaign_table.to_parquet(analysis))
         entries = {
-            name: FileEntry(sha256=sha256_of(path), bytes=path.stat().st_size)
+            name: FileEntry.of(path)
             for name, path in {**files, layout.CAMPAIGN_PARQUET: described[layout.CAMPAIGN_PARQUET]}.items()
         }
         described[RO_CRATE].write_text(ro_crate(about, entries), encoding="utf-8")

@@ -215,19 +215,23 @@ def compare(
     import shlex
     import sys
 
-    from harness.analysis.comparison_page import answers, write_page
     from harness.analysis.contrasts.comparison import gathered
     from harness.analysis.questions.isolation import isolated, overheads
     from harness.analysis.questions.question import comparison_query
     from harness.analysis.questions.recommendation import choices
+    from harness.analysis.report import answer_all, write_comparison
     from harness.campaign.thresholds import judge_analyses, thresholds
 
     limits = thresholds(fail_on, None, within, campaigns=len(campaigns), latency_limit_ms=latency_limit_ms)
     query = comparison_query(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
     with gathered(campaigns, by, unlike=unlike) as comparison:
         judged = judge_analyses(limits, comparison.analyses)
-        answered = answers(comparison, query)
-        page = write_page(html, comparison, answered, shlex.join(["harness", *sys.argv[1:]]), query) if html else None
+        answered = answer_all(comparison, query)
+        page = (
+            write_comparison(html, comparison, answered, shlex.join(["harness", *sys.argv[1:]]), query)
+            if html
+            else None
+        )
         against_first = overheads(comparison)
         isolation = isolated(comparison, against_first)
         conditions = against_first.sentences() if against_first else []
@@ -393,29 +397,27 @@ def export(
             for folder_name, summary in summaries.items():
                 _print_export(folder_name, summary)
         return
-    from harness.results.from_prometheus import ExportRequest, export_folder
+    from harness.metrics.prometheus.client import PrometheusServer
+    from harness.results.from_prometheus import dialect_of, export_folder
 
     if prometheus is None or start is None:
         raise UsageError(
             f"the export needs {'--start' if prometheus else '--prometheus'}.",
             advice="Or give a recorded experiment: harness export OUT --from EXPERIMENT",
         )
-    request = ExportRequest(
-        url=prometheus,
-        out=out,
-        workload=workload,
-        start=start,
-        duration_s=duration_s,
-        step_s=step_s,
-        window_s=window_s or 4 * step_s,
-        namespace=namespace,
-        pods=pods,
-        job=job,
-        by=by,
-        metrics=metric,
-        timeout_s=timeout_s,
-    )
-    summary = export_folder(request)
+    dialect = dialect_of(namespace, pods, job, by)
+    with PrometheusServer(prometheus, timeout_s=timeout_s) as server:
+        summary = export_folder(
+            out,
+            server,
+            dialect,
+            workload=workload,
+            start=start,
+            duration_s=duration_s,
+            step_s=step_s,
+            window_s=window_s or 4 * step_s,
+            metrics=metric,
+        )
     if json:
         output.document(summary)
     else:

@@ -34,31 +34,6 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ExportRequest:
-    """What to export from where.
-
-    Attributes:
-        start: ISO-8601 with a zone; floored to the step.
-        namespace: of the pods, in a cluster; None: ``job`` names a scrape job without one.
-        by: label that tells replicas apart, without a cluster.
-    """
-
-    url: str
-    out: Path
-    workload: str
-    start: str
-    duration_s: float
-    step_s: float
-    window_s: float
-    namespace: str | None = None
-    pods: str = ".+"
-    job: str | None = None
-    by: str = "instance"
-    metrics: Sequence[str] | None = None
-    timeout_s: float = 30.0
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedWindow:
     """What to collect: which replicas, which grid, which metrics.
 
@@ -80,38 +55,45 @@ class RecordedWindow:
     on_gpus: bool = False
 
 
-def export_folder(request: ExportRequest) -> dict[str, Any]:
-    """Write one CSV per metric and ``export.json``; returns the summary that the latter holds.
+def export_folder(
+    out: Path,
+    server: PrometheusServer,
+    dialect: Dialect,
+    *,
+    workload: str,
+    start: str,
+    duration_s: float,
+    step_s: float,
+    window_s: float,
+    metrics: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Write one CSV per metric (None: of all) and ``export.json``, whose content is returned, of the replicas that are there.
+
+    ``start`` is ISO-8601 with a zone, and is floored to the step.
 
     Raises:
-        UsageError: the request contradicts itself.
+        UsageError: the window cannot be.
         ConflictError: the folder exists.
-        PrometheusError: the server refused, timed out or answered with an error.
-        NoDataError: no replica matches.
+        PrometheusError: the server refused, timed out or answered with an error; NoDataError where no replica matches.
         StorageError: the folder cannot be written.
     """
-    dialect = _dialect(request)
-    metrics = select(list(request.metrics) if request.metrics else "all")
-    if request.step_s < MIN_STEP_S or request.duration_s > MAX_STEPS * request.step_s:
+    chosen = select(list(metrics) if metrics else "all")
+    if step_s < MIN_STEP_S or duration_s > MAX_STEPS * step_s:
         raise UsageError(
-            f"{request.duration_s:g} s in steps of {request.step_s:g} s cannot be exported: a step has {MIN_STEP_S:g} s or more, "
+            f"{duration_s:g} s in steps of {step_s:g} s cannot be exported: a step has {MIN_STEP_S:g} s or more, "
             f"and an export at most {MAX_STEPS:,} of them.",
             advice="Choose a longer step, or a shorter duration.",
         )
-    start_s = math.floor(_start_s(request.start) / request.step_s) * request.step_s
-    steps = request.duration_s / request.step_s
+    start_s = math.floor(_start_s(start) / step_s) * step_s
+    steps = duration_s / step_s
     if not math.isclose(steps, round(steps), abs_tol=1e-6):
         raise UsageError(
-            f"a step of {request.step_s:g} s does not divide {request.duration_s:g} s.",
-            advice="Choose a duration of whole steps.",
+            f"a step of {step_s:g} s does not divide {duration_s:g} s.", advice="Choose a duration of whole steps."
         )
-    _refuse_existing(request.out)
-    with PrometheusServer(request.url, timeout_s=request.timeout_s) as server:
-        replicas = _replicas(server, dialect, start_s, request)
-        window = RecordedWindow(
-            request.workload, dialect, replicas, start_s, round(steps) + 1, request.step_s, request.window_s, metrics
-        )
-        return collect(server, request.out, window)
+    _refuse_existing(out)
+    replicas = _replicas(server, dialect, start_s, duration_s)
+    rows = round(steps) + 1
+    return collect(server, out, RecordedWindow(workload, dialect, replicas, start_s, rows, step_s, window_s, chosen))
 
 
 def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, RecordedWindow]]) -> list[dict[str, Any]]:
@@ -133,12 +115,7 @@ def collect(
 ) -> dict[str, Any]:
     """Collect one window: one CSV per metric, the GPUs' telemetry, and ``export.json``, whose content is returned.
 
-    The folder appears whole.
-
-    Raises:
-        ConflictError: the folder exists.
-        PrometheusError: the server refused, timed out or answered with an error.
-        StorageError: the folder cannot be written.
+    The folder appears whole. Raises as ``export_folder`` does.
     """
     _refuse_existing(out)
     partial = out.with_name(out.name + _PARTIAL)
@@ -196,11 +173,7 @@ def _collect_into(
 
 
 def recorded_window(folder: Path) -> tuple[PrometheusSource, RecordedWindow]:
-    """The window of a finished experiment, by its manifest, and where its metrics are.
-
-    Raises:
-        ResultsPathError: ``folder`` is no experiment, or one that no Prometheus recorded.
-    """
+    """The window of a finished experiment, by its manifest, and where its metrics are; raises as ``read_source``."""
     manifest, origin = read_manifest(folder), read_source(folder)
     spec = manifest.experiment
     return origin, RecordedWindow(
@@ -223,12 +196,7 @@ def save_source(folder: Path, origin: PrometheusSource) -> None:
 
 
 def read_source(folder: Path) -> PrometheusSource:
-    """Where the experiment in ``folder`` was recorded.
-
-    Raises:
-        ResultsPathError: it does not say; an experiment of local processes has no server to ask.
-        UsageError: it says something else.
-    """
+    """Where the experiment in ``folder`` was recorded; raises ResultsPathError where no Prometheus recorded it."""
     path = folder / PROMETHEUS
     with storage_errors(path, "read"):
         if not path.is_file():
@@ -244,15 +212,16 @@ def _refuse_existing(out: Path) -> None:
         raise ConflictError(f"{out} exists already and results are never overwritten.", advice="Choose another folder.")
 
 
-def _dialect(request: ExportRequest) -> Dialect:
-    if (request.namespace is None) == (request.job is None):
-        raise UsageError(
-            "the export needs either a namespace (pods of a cluster) or a job (replicas without one).",
-            advice="Give --namespace NAMESPACE --pods REGEX, or --job JOB.",
-        )
-    if request.namespace is not None:
-        return cluster(request.namespace, request.pods)
-    return local(str(request.job), by=request.by)
+def dialect_of(namespace: str | None, pods: str, job: str | None, by: str) -> Dialect:
+    """How replicas are named: as pods of a cluster, or by a scrape job and the label ``by``. Raises UsageError."""
+    if namespace is not None and job is None:
+        return cluster(namespace, pods)
+    if job is not None and namespace is None:
+        return local(job, by=by)
+    raise UsageError(
+        "the export needs either a namespace (pods of a cluster) or a job (replicas without one).",
+        advice="Give --namespace NAMESPACE --pods REGEX, or --job JOB.",
+    )
 
 
 def _start_s(text: str) -> float:
@@ -267,16 +236,16 @@ def _start_s(text: str) -> float:
     return moment.timestamp()
 
 
-def _replicas(server: PrometheusServer, dialect: Dialect, start_s: float, request: ExportRequest) -> list[str]:
+def _replicas(server: PrometheusServer, dialect: Dialect, start_s: float, duration_s: float) -> list[str]:
     """Label values of the replicas that were there in the range; file names carry their number."""
     selector = f"inference_requests_total{{{dialect.replicas}}}"
-    range_ms = max(round(request.duration_s * 1000), 1)
+    range_ms = max(round(duration_s * 1000), 1)
     query = f"group by ({dialect.by}) (last_over_time({selector}[{range_ms}ms]))"
     try:
-        answer = server.query(query, start_s + request.duration_s)
+        answer = server.query(query, start_s + duration_s)
     except NoDataError as error:
         raise NoDataError(
-            f"{request.url} holds no series {selector} in that range.",
+            f"{server} holds no series {selector} in that range.",
             advice="Check the selector, the times, and that the server scrapes the replicas (its page /targets).",
         ) from error
     return sorted((series.labels.get(dialect.by, "") for series in answer.series), key=natural)

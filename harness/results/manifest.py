@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError
 
 from harness.errors import ReasonCode, ResultsPathError
-from harness.results.files import read_document, storage_errors
+from harness.results.files import read_document, sha256_of, storage_errors
 from harness.results.layout import MANIFEST
 from harness.spec import ExperimentSpec
 from harness.spec.model import StrictModel, first_in_words
@@ -60,6 +60,11 @@ class FileEntry(StrictModel):
     sha256: str
     bytes: int
     rows: int | None = Field(default=None, description="Data rows of a table; None for anything else.")
+
+    @classmethod
+    def of(cls, path: Path, rows: int | None = None) -> Self:
+        """That of a file that is there. Raises OSError."""
+        return cls(sha256=sha256_of(path), bytes=path.stat().st_size, rows=rows)
 
 
 class Host(StrictModel):

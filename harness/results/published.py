@@ -1,25 +1,33 @@
 """A published set: one campaign as one archive (``.tar.xz``), read wherever the campaign's folder is.
 
 Regular files alone, in an order that follows from their names, without owner or time: the same campaign gives the same bytes. An
-archive comes from somebody else, so that everything that is not like this is refused.
+archive comes from somebody else, so that everything that is not like this is refused. The experiments in it may be condensed.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import lzma
 import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
-from harness.errors import HarnessError, ResultsPathError
-from harness.results.files import storage_errors, sync_file, whole_file
+import numpy as np
+
+from harness.errors import HarnessError, ResultsPathError, UsageError
+from harness.results import requests
+from harness.results.files import read_object, storage_errors, sync_file, whole_file
+from harness.results.layout import LATENCIES, MANIFEST, RAW_LATENCIES, REPLICAS, REQUESTS, SAMPLES, SERVICES
+from harness.results.manifest import SCHEMA_VERSION, Condensed, FileEntry, content_digest, read_manifest
+from harness.results.packed import OLD_SUFFIX, Nanoseconds, pack_columns
+from harness.traffic.records import NONE
 
 SUFFIX = ".tar.xz"
 _FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0, "dict_size": 16 << 20},)
@@ -27,6 +35,8 @@ _FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0
 _MEMORY_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 18
 _NUMBER = re.compile(r"\d+")
+_LOGS = {RAW_LATENCIES: requests.LATENCY, SERVICES: requests.LATENCY, requests.GAPS_LOG: requests.GAP}
+"""Logs of times beside the table of requests, by the names under which replicas write them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +50,7 @@ class Bounds:
 def pack(files: dict[str, Path], out: Path, *, bounds: Bounds | None = None) -> None:
     """Make the archive ``out``, a new file, of ``files`` by their names in it, which all begin with the campaign's.
 
-    Raises:
-        ResultsPathError: they are more than an archive may hold, or a name is too long.
-        ConflictError: ``out`` exists.
-        StorageError: a file cannot be read or written.
+    Raises ResultsPathError where they are more than an archive may hold, or a name is too long; ConflictError, StorageError.
     """
     _refuse_more(bounds or Bounds(), len(files), sum(path.stat().st_size for path in files.values()), out)
     with whole_file(out) as partial:
@@ -105,21 +112,16 @@ def is_archive(path: Path) -> bool:
 def unpack(archive: Path, into: Path, *, bounds: Bounds | None = None) -> Path:
     """Write what an archive holds below ``into``, a folder of ours; returns the campaign's folder.
 
-    Raises:
-        ResultsPathError: it is damaged, or holds anything but regular files below one folder, or too much.
-        StorageError: a file cannot be read or written.
+    Raises ResultsPathError where it is damaged, or holds anything but regular files below one folder, or too much; StorageError.
     """
     into = into / archive.resolve().parent.name  # where two campaigns have one name, they are told apart by this
     try:
         with storage_errors(archive, "unpack"), archive.open("rb") as raw:
             stream = _Unpacking(raw)
             names = _write_below(into, stream, bounds or Bounds(), archive)
-    except lzma.LZMAError as error:
-        raise _refused(archive, "it is damaged, or no .tar.xz at all") from error
-    except (EOFError, _UnlikeError) as error:
-        raise _refused(archive, f"it is damaged or something else: {error}") from error
-    except tarfile.TarError as error:
-        raise _refused(archive, "it is damaged or something else: there is no whole tar in it") from error
+    except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
+        why = str(error) if isinstance(error, EOFError | _UnlikeError) else "there is no whole .tar.xz in it"
+        raise _refused(archive, f"it is damaged or something else: {why}") from error
     tops = {name.partition("/")[0] for name in names}
     if len(tops) != 1:
         raise _refused(archive, f"{len(tops)} folders where there is one campaign")
@@ -131,22 +133,17 @@ class _UnlikeError(tarfile.ReadError):
 
 
 class _RegularFile(tarfile.TarInfo):
-    """A member; whatever is no regular file is refused at its header, before tarfile acts on it."""
+    """A member; whatever is no regular file below one folder is refused at its header, before tarfile acts on it."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         member = super().frombuf(buf, encoding, errors)
         if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE} or member.size < 0:
             raise _UnlikeError(f"{member.name!r} is no regular file")
-        if not _is_below(member.name):
+        parts = member.name.split("/")
+        if len(parts) < 2 or {"", ".", ".."} & set(parts) or not member.name.isprintable():
             raise _UnlikeError(f"{member.name!r} is no name of a file in a campaign's folder")
         return member
-
-
-def _is_below(name: str) -> bool:
-    """Whether a member lies below the archive's one folder, by a name that a terminal can show."""
-    parts = name.split("/")
-    return len(parts) > 1 and not {"", ".", ".."} & set(parts) and name.isprintable()
 
 
 class _Unpacking(io.RawIOBase):
@@ -187,17 +184,12 @@ def _write_below(into: Path, stream: _Unpacking, bounds: Bounds, archive: Path) 
                     shutil.copyfileobj(content, file)
             except (FileExistsError, NotADirectoryError) as error:
                 raise _refused(archive, f"{member.name} is there twice") from error
-        _read_to_end(stream)
+        padding = 0
+        while rest := stream.read():  # to where the checksum is; a tar ends in zeros
+            padding += len(rest)
+            if rest.strip(b"\0") or padding > 2 * tarfile.RECORDSIZE:
+                raise EOFError("something follows its end")
     return names
-
-
-def _read_to_end(stream: _Unpacking) -> None:
-    """To where the checksum is; a tar ends in zeros. Raises EOFError when anything else follows."""
-    padding = 0
-    while rest := stream.read():
-        padding += len(rest)
-        if rest.strip(b"\0") or padding > 2 * tarfile.RECORDSIZE:
-            raise EOFError("something follows its end")
 
 
 def _refuse_more(bounds: Bounds, files: int, size_bytes: int, path: Path) -> None:
@@ -213,3 +205,95 @@ def _refused(archive: Path, why: str) -> ResultsPathError:
         f"{archive} is no published set of this harness: {why}.",
         advice="Fetch it again, or give the folder of a campaign; `harness publish` makes such archives.",
     )
+
+
+def condense(folder: Path, into: Path, resolution_ns: int) -> dict[str, Path]:
+    """Write what takes the place of an experiment's files below ``into``, a new folder; returns all its files by name.
+
+    The table of requests and logs of times are packed; ``samples.parquet``, which is made of the CSVs, is left out; the
+    manifest lists what is there, and keeps the hashes of what was recorded. One that is condensed already gets its logs as they
+    are packed now.
+
+    Raises UsageError where it was condensed before, to another resolution; ResultsPathError, StorageError.
+    """
+    manifest = read_manifest(folder)
+    if manifest.condensed and manifest.condensed.resolution_ns != resolution_ns:
+        raise UsageError(
+            f"{folder.name} was published with a resolution of {manifest.condensed.resolution_ns} ns already.",
+            advice="Publish the campaign as it was recorded, or leave --resolution out.",
+        )
+    with storage_errors(into):
+        into.mkdir(parents=True, exist_ok=True)
+    made = _packed(folder, into, list(manifest.files), resolution_ns)
+    replaced = {name for sources in made.values() for name in sources} | ({SAMPLES} & manifest.files.keys())
+    files = {name: folder / name for name in (MANIFEST, *manifest.files) if name not in replaced}
+    listed = {name: entry for name, entry in manifest.files.items() if name not in replaced}
+    for name, sources in made.items():
+        files[name] = into / name
+        with storage_errors(files[name], "read"):
+            listed[name] = FileEntry.of(files[name], sum(manifest.files[source].rows or 0 for source in sources))
+    recorded = {} if manifest.condensed else {name: manifest.files[name] for name in replaced}
+    before = manifest.condensed or Condensed(resolution_ns=resolution_ns, recorded={}, recorded_digest=manifest.digest)
+    condensed = before.model_copy(update={"recorded": before.recorded | recorded})
+    content = read_object(folder / MANIFEST) | {
+        "schema_version": SCHEMA_VERSION,
+        "files": {name: listed[name].model_dump() for name in sorted(listed)},
+        "condensed": condensed.model_dump(),
+    }
+    files[MANIFEST] = into / MANIFEST
+    with storage_errors(into):
+        files[MANIFEST].write_text(json.dumps(content | {"digest": content_digest(content)}, indent=2) + "\n")
+    return files
+
+
+def _packed(folder: Path, into: Path, names: list[str], resolution_ns: int) -> dict[str, list[str]]:
+    """Pack the requests and the logs of times among these files; the names that are new, with those that they replace."""
+    made: dict[str, list[str]] = {}
+
+    def pack_into(
+        target: str,
+        columns: Mapping[str, Nanoseconds],
+        replaced: list[str],
+        metadata: Mapping[bytes, bytes] | None = None,
+    ) -> None:
+        with storage_errors(into / target):
+            (into / target).parent.mkdir(parents=True, exist_ok=True)
+        pack_columns(into / target, columns, resolution_ns, metadata)
+        made[target] = replaced
+
+    for place in dict.fromkeys(name for name in map(_of_requests, names) if name is not None):
+        if (table := requests.read(folder / place)) is not None:
+            replaced = [name for name in names if _of_requests(name) == place]
+            metadata = {requests.REPLICAS_KEY: json.dumps(table.replicas).encode()}
+            pack_into(str(place / REQUESTS), _relative(table.rows), replaced, metadata)
+    for name in names:
+        path = PurePosixPath(name)
+        raw = path.with_suffix(".bin").name
+        if REPLICAS in path.parts and raw in _LOGS and path.suffix in {".bin", ".parquet", OLD_SUFFIX}:
+            records = requests.records_of(folder / name, _LOGS[raw])
+            columns = {column: records[column] for column in records.dtype.names or ()}
+            pack_into(str(path.with_suffix(".parquet")), columns, [name])
+    return made
+
+
+def _of_requests(name: str) -> PurePosixPath | None:
+    """The workload's folder, where a file holds its requests: the table, or the logs of before there was one."""
+    path = PurePosixPath(name)
+    if path.name == REQUESTS:
+        return path.parent
+    if path.parent.name == LATENCIES:
+        return path.parents[1]
+    if path.stem == "requests" and REPLICAS in path.parts:
+        return path.parents[2]
+    return None
+
+
+def _relative(rows: requests.Rows) -> dict[str, Nanoseconds]:
+    """The columns of a table of requests with the intended instant first, and durations after it."""
+    since = {
+        name: np.where(rows[instant] >= 0, rows[instant] - rows["intended_ns"], NONE)
+        for name, instant in (("send_error_ns", "sent_ns"), ("ttft_ns", "first_token_ns"))
+    }
+    others = ("itl_p99_ns", "input_tokens", "output_tokens", "status", "replica")
+    head = {"intended_ns": rows["intended_ns"], "latency_ns": requests.latency_ns(rows)}
+    return head | since | {name: rows[name] for name in others}

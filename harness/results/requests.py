@@ -5,7 +5,7 @@ While a run lasts, whoever measures a request appends it to a log of little-endi
 ``load/requests.bin`` (``GENERATED``). A process killed in mid-write leaves a torn last record, which is dropped. The client
 is believed: where the generator has a log, what its replicas logged is kept beside the table and only counted.
 
-Runs from before there was the table are converted when they are read; so are condensed ones (``condensed.py``).
+Runs from before there was the table are converted when they are read; so are packed ones (``packed.py``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from harness.errors import ResultsPathError
 from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
 from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, REQUESTS, workload_folders
+from harness.results.packed import OLD_SUFFIX, Nanoseconds, int64_array, not_ours, read_columns
 from harness.traffic.records import CLIENT_FIELDS, GENERATED_FIELDS, LATENCY_FIELDS, NONE, OK
 
 LOAD_LOG = "load/requests.bin"
 CLIENT_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
-OLD_SUFFIX = ".times"
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 COLUMNS = (
@@ -47,15 +47,13 @@ LATENCY = _record(*LATENCY_FIELDS)
 GAP = _record("start_ns", "gap_ns")
 CLIENT = _record(*CLIENT_FIELDS)
 GENERATED = _record(*GENERATED_FIELDS)
-REPLICAS_KEY, PACKED_KEY = b"harness.replicas", b"harness.packed"
-"""Of a file's metadata: who has a log; how a condensed table is packed."""
+REPLICAS_KEY = b"harness.replicas"
+"""Of a file's metadata: who has a log."""
 _CHUNK_RECORDS = 1 << 18
 _READINGS = 51
 """Times of reading a counter that are tried, between a step before its row and the row."""
-_BYTES, _MOST_OLD_ROWS, _HEADER_BYTES = 8, 1 << 20, 1 << 16
 
 Rows = npt.NDArray[np.void]
-Nanoseconds = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,7 @@ class Window:
 class RequestTable:
     """The requests of one workload of a run, the rows of each replica in the order in which they were logged.
 
-    Attributes:
-        rows: of dtype ``ROW``.
-        replicas: who has a log, also where no request is in it; empty where nobody said who served.
+    ``replicas``: who has a log, also where no request is in it; empty where nobody said who served.
     """
 
     rows: Rows
@@ -98,20 +94,18 @@ class RequestTable:
 def read(folder: Path) -> RequestTable | None:
     """The requests of a run, or of a neighbour in it, finished or not; None where nobody wrote any log.
 
-    Raises:
-        ResultsPathError: a file is not ours.
-        StorageError: it cannot be read.
+    Raises ResultsPathError where a file is not ours, StorageError.
     """
     path = folder / REQUESTS
     if not path.is_file():
         parts = list(_parts(folder))
         rows = np.concatenate([np.empty(0, ROW), *(chunk for _, chunks in parts for chunk in chunks)])
         return RequestTable(rows, _known(parts)) if parts else None
-    columns, metadata = _columns(path)
+    columns, metadata = read_columns(path)
     try:
         rows, replicas = to_rows(columns), tuple(map(int, json.loads(metadata[REPLICAS_KEY])))
     except (KeyError, ValueError, TypeError) as error:
-        raise _not_ours(path, error) from error
+        raise not_ours(path, error) from error
     return RequestTable(rows, replicas)
 
 
@@ -163,7 +157,7 @@ def count(path: Path) -> int:
         with storage_errors(path, "read"), pq.ParquetFile(path) as file:
             return int(file.metadata.num_rows)
     except pa.ArrowException as error:
-        raise _not_ours(path, error) from error
+        raise not_ours(path, error) from error
 
 
 def gaps(folder: Path, replica: int) -> Rows:
@@ -181,15 +175,8 @@ def gaps(folder: Path, replica: int) -> Rows:
 def served(folder: Path) -> Iterator[tuple[str, Nanoseconds]]:
     """When the requests ended that each replica answered well, by its series name, as its own counter sees them.
 
-    Args:
-        folder: an attempt or a finished run, with its neighbours (``whisper/replica-0``).
-
-    Yields:
-        Series name and ends, nanoseconds since the epoch; replicas without a log are left out.
-
-    Raises:
-        ResultsPathError: a file is not ours.
-        StorageError: it cannot be read.
+    ``folder`` is an attempt or a finished run, with its neighbours (``whisper/replica-0``); replicas without a log are left out.
+    Raises as ``read``.
     """
     for workload, place in workload_folders(folder).items():
         own = {}
@@ -225,9 +212,6 @@ def requests_between_readings(
         start_s: time of row 0, seconds since the epoch.
         step_s: from row to row.
         late_s: how long after its row, at most, a reading was.
-
-    Returns:
-        Fewest and most by series name; replicas without a log are left out.
     """
     earlier_ns = np.round(np.linspace(0.0, step_s, _READINGS) * NS_PER_S).astype(np.int64)
     late_ns = round(late_s * NS_PER_S)
@@ -305,17 +289,6 @@ def to_rows(log: Rows | Mapping[str, Nanoseconds], replica: int = NONE) -> Rows:
     return rows
 
 
-def int64_array(values: Nanoseconds, valid: npt.NDArray[np.bool_] | None = None) -> Any:
-    """The values as a ``pyarrow.Array``, null where not ``valid``.
-
-    Not by pa.array, which imports all of pandas to see whether it was given some of it.
-    """
-    import pyarrow as pa
-
-    nulls = None if valid is None or valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
-    return pa.Array.from_buffers(pa.int64(), len(values), [nulls, pa.py_buffer(np.ascontiguousarray(values))])
-
-
 def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
     """Each replica's number, NONE where its rows say it, and its rows in pieces: of the logs of an attempt, or of an older run."""
     generated = folder / LOAD_LOG
@@ -336,13 +309,13 @@ def _known(parts: Sequence[tuple[int, Any]]) -> tuple[int, ...]:
 
 
 def _records(path: Path, dtype: np.dtype[np.void]) -> Iterator[Rows]:
-    """The whole records of a log, in pieces where it is a raw one. Raises ResultsPathError, StorageError."""
+    """The whole records of a log, in pieces where it is a raw one."""
     if path.suffix == ".bin":
         with storage_errors(path, "read"), path.open("rb") as stream:
             while data := stream.read(_CHUNK_RECORDS * dtype.itemsize):
                 yield np.frombuffer(data, dtype=dtype, count=len(data) // dtype.itemsize)
         return
-    columns, _ = _columns(path)
+    columns, _ = read_columns(path)
     names = dtype.names or ()
     if set(columns) != set(names):
         raise ResultsPathError(f"{path} holds {', '.join(columns)} and not {', '.join(names)}.")
@@ -350,85 +323,6 @@ def _records(path: Path, dtype: np.dtype[np.void]) -> Iterator[Rows]:
     for name in names:
         records[name] = columns[name]
     yield records
-
-
-def _columns(path: Path) -> tuple[dict[str, Nanoseconds], Mapping[bytes, bytes]]:
-    """The columns of a table or of a published log, NONE for null, and the metadata of the file.
-
-    Raises:
-        ResultsPathError: the file is not whole, or something else.
-        StorageError: it cannot be read.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with storage_errors(path, "read"):
-            if path.suffix == OLD_SUFFIX:
-                return _read_old(path), {}
-            with pq.ParquetFile(path) as file:  # not read_table, which imports pandas
-                metadata, table = file.schema_arrow.metadata or {}, file.read()
-        columns = dict(zip(table.column_names, map(_numbers, table.columns), strict=True))
-        return (_restored(json.loads(metadata[PACKED_KEY]), columns) if PACKED_KEY in metadata else columns), metadata
-    except (pa.ArrowException, KeyError, ValueError, TypeError, IndexError) as error:
-        raise _not_ours(path, error) from error
-
-
-def _numbers(column: Any) -> Nanoseconds:
-    whole = column.combine_chunks()
-    if whole.null_count == len(whole):
-        return np.full(len(whole), NONE, np.int64)
-    return np.from_dlpack(whole.fill_null(NONE) if whole.null_count else whole).astype(np.int64, copy=False)
-
-
-def _restored(about: Mapping[str, Any], packed: Mapping[str, Nanoseconds]) -> dict[str, Nanoseconds]:
-    rows, constants, middles = int(about["rows"]), about["constants"], about["middles"]
-    columns = {
-        name: np.full(rows, int(constants[name]), np.int64)
-        if name in constants
-        else _unzigzag(packed[name].view(np.uint64)) + int(middles[name])
-        for name in about["columns"]
-    }
-    return _in_ns(columns, about["after"], int(about["unit_ns"]))
-
-
-def _unzigzag(values: npt.NDArray[np.uint64]) -> Nanoseconds:
-    return (values >> np.uint64(1)).astype(np.int64) ^ -(values & np.uint64(1)).astype(np.int64)
-
-
-def _in_ns(columns: dict[str, Nanoseconds], after: Sequence[str], unit_ns: int) -> dict[str, Nanoseconds]:
-    """Instants from steps, each after the columns ``after`` in the row before, and times from counts."""
-    begin = next(iter(columns))
-    for name in after[1:]:
-        columns[begin][1:] += columns[name][:-1]
-    columns[begin] = np.cumsum(columns[begin])
-    return {
-        name: column * np.where(column < 0, 1, unit_ns) if name.endswith("_ns") else column
-        for name, column in columns.items()
-    }
-
-
-def _read_old(path: Path) -> dict[str, Nanoseconds]:
-    """``.times``: blocks of a line of JSON, and of each of its columns the planes; plane k holds byte k of every row."""
-    blocks: list[dict[str, Nanoseconds]] = []
-    with path.open("rb") as stream:
-        while header := stream.readline(_HEADER_BYTES):
-            about = json.loads(header)
-            rows, columns = int(about["rows"]), {}
-            if not 0 <= rows <= _MOST_OLD_ROWS:
-                raise ValueError(f"a block of {rows} rows")
-            for name, planes, *middle in about["columns"]:
-                whole = np.zeros((rows, _BYTES), np.uint8)
-                content = np.frombuffer(stream.read(rows * int(planes)), np.uint8)
-                whole[:, : int(planes)] = content.reshape(int(planes), rows).T
-                columns[name] = _unzigzag(whole.view("<u8")[:, 0]) + int(middle[0] if middle else 0)
-            next(iter(columns.values()))[:1] += int(about["begin"])
-            blocks.append(_in_ns(columns, about["after"], int(about["unit_ns"])))
-    return {name: np.concatenate([block[name] for block in blocks]) for name in (blocks[0] if blocks else ())}
-
-
-def _not_ours(path: Path, error: Exception) -> ResultsPathError:
-    return ResultsPathError(f"{path} is not a log of this harness: {error}", advice="Restore it from a backup.")
 
 
 def _number(path: Path) -> int:

@@ -40,13 +40,7 @@ _URL = re.compile(r"https?://[^\s\"<>\\^`{|}]+")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the crate says beside its files.
-
-    Attributes:
-        begun, ended: UTC, ISO-8601; of the measurements.
-        version: of the harness that recorded.
-        facts: of machine and software, e.g. ``GPU driver`` to its version.
-    """
+    """What the crate says beside its files: when was measured (UTC, ISO-8601), by which harness; facts of machine and software by name."""
 
     name: str
     description: str
@@ -156,11 +150,7 @@ class Author:
 
 @dataclass(frozen=True, slots=True)
 class Citation:
-    """How a set is cited. What is empty was not given.
-
-    Attributes:
-        licence: the URL of its terms.
-    """
+    """How a set is cited; ``licence`` is the URL of its terms. What is empty was not given."""
 
     title: str = ""
     authors: tuple[Author, ...] = ()
@@ -176,15 +166,15 @@ def citation(file: Path | None = None, authors: Sequence[str] = (), licence: str
         authors: each ``NAME`` or ``NAME <ORCID>``.
         licence: an SPDX identifier, or the URL of a text.
 
-    Raises:
-        UsageError: a value cannot be one.
-        ResultsPathError: there is no such file.
-        StorageError: it cannot be read.
+    Raises UsageError where a value cannot be one, ResultsPathError where there is no such file, StorageError.
     """
     said = _read(file) if file else {}
     doi = _DOI_SITE.sub("", _text(said, "doi", file))
     terms = licence if licence is not None else _text(said, "license", file) or None
-    people = [_author(author) for author in authors] or [_person(person, file) for person in _list(said, file)]
+    persons = said.get("authors", [])
+    if not isinstance(persons, list) or not all(isinstance(person, dict) for person in persons):
+        raise UsageError(f"`authors` in {file} is no list of persons.", advice="Each has family-names and given-names.")
+    people = [_author(author) for author in authors] or [_person(person, file) for person in persons]
     url = f"https://doi.org/{doi}" if doi else _text(said, "url", file)
     if url and not _URL.fullmatch(url):
         raise UsageError(f"{url!r} is no web address.", advice=f"Correct `doi` or `url` in {file}.")
@@ -195,22 +185,13 @@ def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ResultsPathError(f"{file} is no regular file.", advice="Give a CITATION.cff.")
     try:
-        _, said, faults = read_tree(read_document(file).decode(), origin=str(file))
+        _, said, faults = read_tree(read_document(file).decode(errors="replace"), origin=str(file))
     except CampaignFileError as error:
         raise UsageError(error.message, advice="Give a CITATION.cff.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no CITATION.cff: it is not UTF-8 text.", advice="Give a CITATION.cff.") from error
     if faults or not isinstance(said, dict):
         why = f"line {faults[0][0]}: {faults[0][1]}" if faults else "it holds no fields."
         raise UsageError(f"{file} is no CITATION.cff: {why}", advice="See https://citation-file-format.github.io.")
     return said
-
-
-def _list(said: dict[str, Any], file: Path | None) -> list[dict[str, Any]]:
-    people = said.get("authors", [])
-    if not isinstance(people, list) or not all(isinstance(person, dict) for person in people):
-        raise UsageError(f"`authors` in {file} is no list of persons.", advice="Each has family-names and given-names.")
-    return people
 
 
 def _person(person: dict[str, Any], file: Path | None) -> Author:

@@ -9,7 +9,7 @@ import csv
 import itertools
 import operator
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,6 @@ from harness.errors import ResultsPathError
 from harness.metrics.rows import MetricRow
 from harness.results.files import storage_errors
 from harness.results.layout import METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files, reason_cell
-
-_POOLED = "all"
-_GPU_PREFIX = "gpu-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +55,7 @@ def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | No
 
 
 def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str], series: Mapping[str, str]) -> None:
-    """Give every metric that has no row yet a CSV with one empty row per grid time, and the reason.
-
-    Args:
-        paths: metric to its CSV, which need not exist.
-        reasons: metric to the reason for its absence.
-        series: metric to the series its rows are filed under (``all``, ``gpu`` or ``node``).
-    """
+    """Give every metric that has no row yet a CSV with one empty row per grid time, filed under its series, and the reason."""
     for metric, path in paths.items():
         if path.exists() and next(read_cells(path, metric), None) is not None:
             continue
@@ -72,21 +63,19 @@ def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str
         with storage_errors(path), path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(METRIC_COLUMNS)
-            for time_s in grid.times_s():
-                elapsed_s = repr(round(time_s - grid.start_s, 6))
-                writer.writerow((iso(time_s), elapsed_s, series.get(metric, "node"), "", reason))
+            writer.writerows(
+                (iso(time_s), repr(round(time_s - grid.start_s, 6)), series.get(metric, "node"), "", reason)
+                for time_s in grid.times_s()
+            )
 
 
 def write_wide(folder: Path, target: Path, grid: Grid, cpus: int) -> int:
     """Write the one-row-per-time table for model training; returns its number of rows."""
-    written = 0
     with storage_errors(target), target.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(WIDE_COLUMNS)
-        for row in wide_rows(folder, grid, cpus):
-            writer.writerow(row)
-            written += 1
-    return written
+        csv.writer(stream, lineterminator="\n").writerows(
+            itertools.chain([WIDE_COLUMNS], wide_rows(folder, grid, cpus))
+        )
+    return grid.rows
 
 
 def wide_rows(folder: Path, grid: Grid, cpus: int) -> Iterator[list[str]]:
@@ -95,40 +84,28 @@ def wide_rows(folder: Path, grid: Grid, cpus: int) -> Iterator[list[str]]:
     Columns: ``cpu_util`` percent of the node's ``cpus``, ``ram_usage`` bytes, ``gpu_util`` percent (mean over GPUs),
     ``gpu_memory`` bytes (sum over GPUs), ``latency`` mean seconds. What was not measured is empty.
     """
+    columns: dict[str, Callable[[Mapping[str, float]], float | None]] = {
+        "cpu_usage": lambda cells: 100.0 * cells["all"] / cpus if "all" in cells else None,
+        "memory_usage": lambda cells: cells.get("all"),
+        "gpu_utilization": lambda cells: sum(gpus) / len(gpus) if (gpus := _of_gpus(cells)) else None,
+        "gpu_memory": lambda cells: sum(gpus) if (gpus := _of_gpus(cells)) else None,
+        "latency_avg": lambda cells: cells.get("all"),
+    }
     files = metric_files(folder)
-
-    def values(metric: str) -> Iterator[tuple[float, dict[str, float]]]:
-        return _by_time(files[metric].path, metric) if metric in files else iter(())
-
-    columns = [values(m) for m in ("cpu_usage", "memory_usage", "gpu_utilization", "gpu_memory", "latency_avg")]
-    heads = [next(column, None) for column in columns]
+    readings = [_by_time(files[name], name) if name in files else iter(()) for name in columns]
+    heads = [next(reading, None) for reading in readings]
     for time_s in grid.times_s():
-        cells: list[dict[str, float]] = []
-        for index, column in enumerate(columns):
+        row = [iso(time_s)]
+        for index, number_of in enumerate(columns.values()):
             while (head := heads[index]) is not None and head[0] < time_s - grid.step_s / 2:
-                heads[index] = next(column, None)
-            fits = head is not None and abs(head[0] - time_s) < grid.step_s / 2
-            cells.append(head[1] if fits and head is not None else {})
-        yield [iso(time_s), *_wide_cells(cells, cpus)]
+                heads[index] = next(readings[index], None)
+            number = number_of(head[1]) if head and abs(head[0] - time_s) < grid.step_s / 2 else None
+            row.append("" if number is None else repr(number))
+        yield row
 
 
-def _wide_cells(cells: Sequence[Mapping[str, float]], cpus: int) -> list[str]:
-    cpu, memory, gpu_util, gpu_memory, latency = cells
-    utilisation = _gpu_values(gpu_util)
-    in_use = _gpu_values(gpu_memory)
-    cores = cpu.get(_POOLED)
-    numbers = [
-        None if cores is None else 100.0 * cores / cpus,
-        memory.get(_POOLED),
-        sum(utilisation) / len(utilisation) if utilisation else None,
-        sum(in_use) if in_use else None,
-        latency.get(_POOLED),
-    ]
-    return ["" if number is None else repr(number) for number in numbers]
-
-
-def _gpu_values(cells: Mapping[str, float]) -> list[float]:
-    return [value for series, value in cells.items() if series.startswith(_GPU_PREFIX)]
+def _of_gpus(cells: Mapping[str, float]) -> list[float]:
+    return [value for series, value in cells.items() if series.startswith("gpu-")]
 
 
 def _by_time(path: Path, metric: str) -> Iterator[tuple[float, dict[str, float]]]:
@@ -161,9 +138,9 @@ def write_samples(folder: Path, target: Path, units: Mapping[str, str]) -> int:
 
     written = 0
     with storage_errors(target), pq.ParquetWriter(target, schema, compression="zstd") as writer:
-        for metric, file in metric_files(folder).items():
+        for metric, path in metric_files(folder).items():
             constant = {"metric": metric, "unit": units.get(metric, "")}
-            for batch in _batches(file.path, convert):
+            for batch in _batches(path, convert):
                 columns = [
                     repeated(constant[name], batch.num_rows) if name in constant else batch.column(name)
                     for name in schema.names
@@ -189,7 +166,7 @@ def differing_samples(folder: Path, path: Path) -> str:
             batches = file.iter_batches(columns=["value"])
             kept = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
             for metric, table in metric_files(folder).items():
-                for batch in _batches(table.path, convert):
+                for batch in _batches(table, convert):
                     if any(next(kept, end) != value for value in batch.column(0).to_pylist()):
                         return metric
             return "" if next(kept, end) is end else "a metric without a CSV"

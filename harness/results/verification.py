@@ -9,19 +9,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
-from harness.results.layout import MANIFEST, SAMPLES, TELEMETRY, WIDE, WIDE_COLUMNS, MetricFile, metric_files
+from harness.results.layout import MANIFEST, SAMPLES, TELEMETRY, WIDE, WIDE_COLUMNS, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
 from harness.results.requests import requests_between_readings
 from harness.results.tables import Grid, differing_samples, read_cells, wide_rows
 from harness.spec.condition import waiting
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _GRID_TOLERANCE_S = 0.0011
 _RESTORE = "Restore it from a backup, or move the experiment's folder away and resume the campaign to run it again."
@@ -29,11 +25,7 @@ _RESTORE = "Restore it from a backup, or move the experiment's folder away and r
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is not as the manifest says.
-
-    Attributes:
-        expected: what the manifest says; empty when it says nothing about it.
-    """
+    """One thing that is not as the manifest says; ``expected`` is empty where it says nothing about it."""
 
     path: Path
     message: str
@@ -67,6 +59,10 @@ class Verification:
         """Nothing is wrong. Notes do not count."""
         return not self.problems
 
+    def fault(self, path: Path, message: str, expected: str = "", actual: str = "", advice: str = _RESTORE) -> None:
+        """One problem more."""
+        self.problems.append(Problem(path, message, expected, actual, advice))
+
     def add(self, other: Verification) -> None:
         """Take in the outcome of a part."""
         self.problems += other.problems
@@ -81,13 +77,8 @@ class Verification:
             return text.replace(str(self.path), str(archive))
 
         problems = [
-            replace(
-                problem,
-                path=Path(named(str(problem.path))),
-                message=named(problem.message),
-                advice=named(problem.advice),
-            )
-            for problem in self.problems
+            Problem(Path(named(str(it.path))), named(it.message), it.expected, it.found, named(it.advice))
+            for it in self.problems
         ]
         return replace(self, path=archive, problems=problems, notes=[named(note) for note in self.notes])
 
@@ -116,7 +107,7 @@ def verify_experiment(folder: Path) -> Verification:
         manifest = read_manifest(folder)
         _check_manifest(folder, manifest, outcome)
     except (ResultsPathError, StorageError) as error:
-        outcome.problems.append(Problem(folder / MANIFEST, error.message, advice=error.advice))
+        outcome.fault(folder / MANIFEST, error.message, advice=error.advice)
         return outcome
     damaged = {
         name
@@ -127,8 +118,11 @@ def verify_experiment(folder: Path) -> Verification:
     _note_strangers(folder, manifest, outcome)
     tables = metric_files(folder)
     for metric in manifest.experiment.metrics:
-        _check_metric(folder, metric, tables.get(metric), manifest, damaged, outcome)
-    _check_listed(manifest, folder, outcome)
+        file = tables.get(metric)
+        if file is None or file.name not in manifest.files:
+            outcome.fault(folder, f"there is no CSV of the metric {metric}.", "one file", "none")
+        elif file.name not in damaged:  # named with both hashes already; what it holds now says nothing
+            _check_metric(file, metric, manifest, outcome)
     if TELEMETRY in manifest.files and TELEMETRY not in damaged:
         _check_telemetry(folder / TELEMETRY, outcome)
     if outcome.ok:
@@ -136,20 +130,24 @@ def verify_experiment(folder: Path) -> Verification:
             _check_tables(folder, manifest, outcome)
             _check_quality(folder, manifest, outcome)
         except HarnessError as error:
-            outcome.problems.append(Problem(folder, error.message, advice=error.advice or _RESTORE))
+            outcome.fault(folder, error.message, advice=error.advice or _RESTORE)
     return outcome
 
 
 def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     path = folder / MANIFEST
-    actual = content_digest(read_object(path))
-    if manifest.digest != actual:
+    digest = content_digest(read_object(path))
+    if manifest.digest != digest:
         message = "the manifest was changed after it was written."
-        outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {actual}"))
+        outcome.fault(path, message, f"digest {manifest.digest or 'none'}", f"digest {digest}")
     if folder.name != manifest.experiment_id:
-        message = "the folder has another name than its experiment."
         advice = f"Rename the folder to {manifest.experiment_id}."
-        outcome.problems.append(Problem(folder, message, manifest.experiment_id, folder.name, advice))
+        message = "the folder has another name than its experiment."
+        outcome.fault(folder, message, manifest.experiment_id, folder.name, advice)
+    left_out = manifest.condensed.recorded if manifest.condensed else ()
+    for name in (WIDE, SAMPLES):
+        if name not in manifest.files and name not in left_out:
+            outcome.fault(path, f"the manifest lists no {name}.", name, "none")
 
 
 def check_hash(
@@ -162,22 +160,20 @@ def check_hash(
     path = folder / name
     expected = f"sha256 {sha256}" + ("" if size is None else f", {size} bytes")
     try:
-        found_size = inside(folder, name).stat().st_size
-        actual = sha256_of(path) if size in {None, found_size} else "not computed"
+        actual_size = inside(folder, name).stat().st_size
+        actual = sha256_of(path) if size in {None, actual_size} else "not computed"
     except ResultsPathError as error:
-        outcome.problems.append(Problem(path, error.message, advice=advice))
-        return False
+        outcome.fault(path, error.message, advice=advice)
     except FileNotFoundError:
-        outcome.problems.append(Problem(path, "the file is missing.", expected, "no file", advice))
-        return False
+        outcome.fault(path, "the file is missing.", expected, "no file", advice)
     except OSError as error:
-        message = f"the file cannot be read: {error.strerror}."
-        outcome.problems.append(Problem(path, message, advice="Check its rights and the disk (dmesg)."))
-        return False
-    if actual == sha256:
-        return True
-    message = "the file was changed after it was written."
-    outcome.problems.append(Problem(path, message, expected, f"sha256 {actual}, {found_size} bytes", advice))
+        advice = "Check its rights and the disk (dmesg)."
+        outcome.fault(path, f"the file cannot be read: {error.strerror}.", advice=advice)
+    else:
+        if actual == sha256:
+            return True
+        message = "the file was changed after it was written."
+        outcome.fault(path, message, expected, f"sha256 {actual}, {actual_size} bytes", advice)
     return False
 
 
@@ -185,82 +181,62 @@ def _note_strangers(folder: Path, manifest: Manifest, outcome: Verification) -> 
     # Not of Paths, of which there are many and seldom a stranger.
     known = {os.path.join(folder, name) for name in (*manifest.files, MANIFEST)}  # noqa: PTH118
     actual = {os.path.join(place, name) for place, _, names in os.walk(folder) for name in names}  # noqa: PTH118
-    for path in sorted(map(Path, actual - known)):
-        if path.is_file():
-            outcome.notes.append(f"{path} is not part of the experiment; it was put there later.")
+    outcome.notes += [
+        f"{path} is not part of the experiment; it was put there later."
+        for path in sorted(map(Path, actual - known))
+        if path.is_file()
+    ]
 
 
-def _check_metric(
-    folder: Path, metric: str, file: MetricFile | None, manifest: Manifest, damaged: set[str], outcome: Verification
-) -> None:
-    if file is None or file.path.name not in manifest.files:
-        message = f"there is no CSV of the metric {metric}."
-        outcome.problems.append(Problem(folder, message, "one file", "none"))
-        return
-    if file.path.name in damaged:
-        return  # Named with both hashes already; what it holds now says nothing.
+def _check_metric(path: Path, metric: str, manifest: Manifest, outcome: Verification) -> None:
+    """One row of every series at every time of the grid, each finite or empty."""
     step_s = manifest.experiment.timing.step_s
     counts: defaultdict[str, int] = defaultdict(int)
     try:
-        for series, time_s, value, _ in read_cells(file.path, metric):
+        for series, time_s, value, _ in read_cells(path, metric):
             row = counts[series]
             expected_s = manifest.start_s + row * step_s
             if abs(time_s - expected_s) > _GRID_TOLERANCE_S:
-                message = f"row {row} of series {series} is off the grid."
-                outcome.problems.append(Problem(file.path, message, f"{expected_s:.3f}", f"{time_s:.3f}"))
+                outcome.fault(
+                    path, f"row {row} of series {series} is off the grid.", f"{expected_s:.3f}", f"{time_s:.3f}"
+                )
                 return
             if value is not None and not math.isfinite(value):
-                message = f"row {row} of series {series} is not a number."
-                outcome.problems.append(Problem(file.path, message, "a finite value", repr(value)))
+                outcome.fault(path, f"row {row} of series {series} is not a number.", "a finite value", repr(value))
                 return
             counts[series] = row + 1
     except ResultsPathError as error:
-        outcome.problems.append(Problem(file.path, error.message))
+        outcome.fault(path, error.message)
         return
     wrong = {series: count for series, count in counts.items() if count != manifest.rows}
     if wrong or not counts:
-        message = "the number of rows is not that of the recording."
         actual = ", ".join(f"{series}: {count}" for series, count in wrong.items()) or "no rows"
-        outcome.problems.append(Problem(file.path, message, f"{manifest.rows} rows each", actual))
+        message = "the number of rows is not that of the recording."
+        outcome.fault(path, message, f"{manifest.rows} rows each", actual)
 
 
 def _check_telemetry(path: Path, outcome: Verification) -> None:
     """One table with a time and the host's CPU in every line, and nothing but numbers beside the time."""
     import pyarrow as pa  # a tenth of a second, which a command that reads no table does not need
-    from pyarrow import csv
+    from pyarrow import csv, types
 
     try:
         with storage_errors(path, "read"):
             table = csv.read_csv(path)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        outcome.problems.append(Problem(path, f"it is no table: {str(error).splitlines()[0][:200]}"))
+        outcome.fault(path, f"it is no table: {str(error).splitlines()[0][:200]}")
         return
     odd = [name for name in ("timestamp", "host_cpu_percent") if name not in table.column_names]
     if odd:
-        outcome.problems.append(Problem(path, "a column is missing.", odd[0], "none"))
+        outcome.fault(path, "a column is missing.", odd[0], "none")
         return
     for column in table.schema:
-        fits = pa.types.is_timestamp if column.name == "timestamp" else _is_number
-        if not fits(column.type) and not pa.types.is_null(column.type):
-            expected = "a time in every line" if column.name == "timestamp" else "a number or nothing in every line"
-            outcome.problems.append(
-                Problem(path, f"the column {column.name[:60]!r} is odd.", expected, "something else")
-            )
+        kind, is_time = column.type, column.name == "timestamp"
+        is_number = types.is_integer(kind) or types.is_floating(kind)
+        if not (types.is_timestamp(kind) if is_time else is_number) and not types.is_null(kind):
+            expected = "a time in every line" if is_time else "a number or nothing in every line"
+            outcome.fault(path, f"the column {column.name[:60]!r} is odd.", expected, "something else")
             return
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _check_listed(manifest: Manifest, folder: Path, outcome: Verification) -> None:
-    left_out = manifest.condensed.recorded if manifest.condensed else ()
-    for name in (WIDE, SAMPLES):
-        if name not in manifest.files and name not in left_out:
-            message = f"the manifest lists no {name}."
-            outcome.problems.append(Problem(folder / MANIFEST, message, name, "none"))
 
 
 def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> None:
@@ -269,40 +245,39 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
     rows = wide_rows(folder, grid, manifest.provenance.host.cpus)
     wide = folder / WIDE
     with storage_errors(wide, "read"), wide.open(encoding="utf-8", errors="replace") as stream:
-        lines = itertools.chain([",".join(WIDE_COLUMNS)], (",".join(row) for row in rows))
+        lines = (",".join(row) for row in itertools.chain([WIDE_COLUMNS], rows))
         for number, (actual, line) in enumerate(itertools.zip_longest(stream, lines), start=1):
             if actual is None or line is None or actual.rstrip("\n") != line:
                 message = f"line {number} is not what the metric CSVs say."
-                outcome.problems.append(Problem(wide, message, line or "no line", (actual or "no line").strip()[:200]))
+                outcome.fault(wide, message, line or "no line", (actual or "no line").strip()[:200])
                 break
     if SAMPLES in manifest.files and (metric := differing_samples(folder, folder / SAMPLES)):
-        message = f"the values of {metric} are not those of its CSV."
-        outcome.problems.append(Problem(folder / SAMPLES, message))
+        outcome.fault(folder / SAMPLES, f"the values of {metric} are not those of its CSV.")
 
 
 def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     """Judge the data again: a verdict better than the data deserve is a problem, anything else new a note."""
+    experiment = manifest.experiment
     logged = partial(
         requests_between_readings,
         folder,
         start_s=manifest.start_s,
-        step_s=manifest.experiment.timing.step_s,
+        step_s=experiment.timing.step_s,
         late_s=manifest.answered_within_s,
     )
-    # Without a code: found by a version that kept none.
+    # Without a code: of a version that kept none.
     known = {(finding.get("code"), finding.get("metric")) for finding in manifest.findings}
-    experiment = manifest.experiment
-    for finding in judge(
+    findings = judge(
         folder,
         rows=manifest.rows,
         logged=logged,
         open_loop=experiment.workload.open_loop,
         waiting=waiting(experiment.condition),
-    ):
+    )
+    for finding in findings:
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
-            advice = finding.advice or "Do not use this experiment."
-            expected, actual = "data fit to be used", f"verdict {manifest.verdict.status.value}"
-            outcome.problems.append(Problem(folder, finding.message, expected, actual, advice))
+            actual, advice = f"verdict {manifest.verdict.status.value}", finding.advice or "Do not use this experiment."
+            outcome.fault(folder, finding.message, "data fit to be used", actual, advice)
         elif finding.severity is Severity.DEGRADED and not known & {
             (code, finding.metric) for code in (finding.code, None)
         }:

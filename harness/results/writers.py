@@ -1,4 +1,4 @@
-"""Stream rows to the metric CSVs of one attempt: constant memory, whole lines, nothing overwritten."""
+"""What is written of an experiment: rows streamed to its metric CSVs; at the end tables, hashes, the manifest, then one rename."""
 
 from __future__ import annotations
 
@@ -15,12 +15,33 @@ import numpy as np
 import orjson
 
 from harness.errors import ConflictError
+from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.rows import MetricColumn, MetricRow
-from harness.results.files import atomic_write, storage_error, storage_errors, sync_folder, write_all
-from harness.results.layout import METRIC_COLUMNS, iso, metric_file_name, reason_cell
+from harness.results import requests
+from harness.results.files import (
+    atomic_write,
+    count_lines,
+    storage_error,
+    storage_errors,
+    sync_file,
+    sync_folder,
+    write_all,
+)
+from harness.results.layout import (
+    MANIFEST,
+    METRIC_COLUMNS,
+    REQUESTS,
+    SAMPLES,
+    WIDE,
+    iso,
+    metric_file_name,
+    reason_cell,
+    workload_folders,
+)
+from harness.results.manifest import FileEntry, Manifest
+from harness.results.tables import Grid, fill_absent, write_samples, write_wide
 
-__all__ = ["ExperimentWriter", "atomic_write"]
-
+_TEMPORARY = ".tmp"
 _LEAST_PLAIN, _LEAST_EXPONENT = 1e-4, 1e16
 """Between these, ``repr`` writes no exponent."""
 
@@ -183,3 +204,94 @@ def _csv_lines(lines: Iterable[Sequence[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue().encode()
+
+
+def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
+    """Turn a recorded attempt into the experiment's folder ``final`` on the same file system; returns the manifest as written.
+
+    Metrics that are absent get CSVs, ``manifest`` its ``files`` and ``digest``. Can be called again on the same attempt when it was
+    killed in the middle: what is made here is made anew. Raises ConflictError where ``final`` exists, StorageError.
+    """
+    if final.exists():
+        raise _taken(final)
+    spec = manifest.experiment
+    grid = Grid(manifest.start_s, spec.timing.step_s, manifest.rows)
+    paths = {
+        metric: attempt / metric_file_name(spec.workload.name, spec.replicas, metric, manifest.start_s)
+        for metric in spec.metrics
+    }
+    with storage_errors(attempt):
+        for path in attempt.rglob(f"*{_TEMPORARY}"):
+            path.unlink()
+    absent_series = {name: metric.level.absent_series for name, metric in CATALOGUE.items()}
+    units = {name: metric.unit for name, metric in CATALOGUE.items()}
+    fill_absent(paths, grid, manifest.absent_metrics, absent_series)
+    rows = _make_tables_of_requests(attempt)
+    with storage_errors(attempt):
+        wide, samples = attempt / (WIDE + _TEMPORARY), attempt / (SAMPLES + _TEMPORARY)
+        rows[WIDE] = write_wide(attempt, wide, grid, manifest.provenance.host.cpus)
+        wide.replace(attempt / WIDE)
+        rows[SAMPLES] = write_samples(attempt, samples, units)
+        samples.replace(attempt / SAMPLES)
+        sealed = manifest.model_copy(update={"files": _entries(attempt, rows)}).sealed()
+        atomic_write(attempt / MANIFEST, sealed.to_json(), replace=True)
+        _sync_tree(attempt)
+    _publish(attempt, final)
+    return sealed
+
+
+def _make_tables_of_requests(attempt: Path) -> dict[str, int]:
+    """Turn each workload's logs into its table of requests; returns the requests by file."""
+    rows: dict[str, int] = {}
+    for folder in workload_folders(attempt).values():
+        with storage_errors(folder):
+            target, logs = folder / REQUESTS, requests.logs_of(folder)
+            if logs and not target.is_file():
+                temporary = target.with_name(target.name + _TEMPORARY)
+                requests.write(folder, temporary)
+                temporary.replace(target)
+            for log in logs:
+                log.unlink()
+            if target.is_file():
+                rows[str(target.relative_to(attempt))] = requests.count(target)
+    return rows
+
+
+def _entries(attempt: Path, rows: dict[str, int]) -> dict[str, FileEntry]:
+    entries = {}
+    for path in sorted(attempt.rglob("*")):
+        name = str(path.relative_to(attempt))
+        if not path.is_file() or name == MANIFEST:
+            continue
+        count = count_lines(path) - 1 if path.suffix == ".csv" else rows.get(name)
+        entries[name] = FileEntry.of(path, count)
+    return entries
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            sync_file(path)
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
+
+
+def _publish(attempt: Path, final: Path) -> None:
+    try:
+        os.rename(attempt, final)  # noqa: PTH104 - fails on a folder that is not empty; Path.replace says it would not
+        sync_folder(final.parent)
+        sync_folder(attempt.parent)
+    except FileExistsError as error:
+        raise _taken(final) from error
+    except OSError as error:
+        if final.exists() and attempt.exists():
+            raise _taken(final) from error
+        raise storage_error(error, final) from error
+
+
+def _taken(final: Path) -> ConflictError:
+    return ConflictError(
+        f"{final} exists already and results are never overwritten.",
+        advice="Another harness finished the same experiment: keep one of the two folders.",
+    )

@@ -1,29 +1,37 @@
-"""Curves against the number of replicas or the load, for the report and the comparison; and bars beside each other."""
+"""The plots of report and comparison: against the number of replicas, the load or the seconds of a run; and bars beside each other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
+import pandas as pd
 
-from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun
 from harness.analysis.contrasts.comparison import CellKey, Comparison
-from harness.analysis.format import number, with_interval
 from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, PlotSeries, ReferenceLine, interval_series
+from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate
 from harness.analysis.statistics.scaling_models import Fit
-from harness.analysis.stress import LoadPoint, StressSeries, in_words
-from harness.errors import counted
+from harness.analysis.stress import LoadPoint, StressSeries
 from harness.spec import StressLoad, StressSpec
 
 Pick = Callable[[Cell], Estimate | None]
+Draw = Callable[[ExperimentData], list[PlotSeries]]
+_replica_panel = partial(Panel, x_label="replicas")
 _GIB, _MS = 2.0**30, 1e3
 _IDEAL_REACH = 1.8
 """The ideal line stops at this multiple of the best throughput, or it would flatten everything."""
 _DASHES = {"p50": ":", "p95": "--", "p99": "-"}
 _CURVE_POINTS = 100
 _BROKEN = 1
+_POOLED, _EVERY = "all", "each replica"
+_MANY_ROWS = 200
+_QUANTILES = (("latency_p50", "p50", 2), ("latency_p95", "p95", 3), ("latency_p99", "p99", 5))
+_PRESSURES = (("cpu_psi", "CPU", 1), ("memory_psi", "memory", 6), ("io_psi", "IO", 7))
+_DEVICE_COLOURS = (1, 6, 7, 0, 2, 3, 5)
 _LOADS = {StressLoad.REPLICAS: "replicas", StressLoad.RATE: "requests/s per replica", StressLoad.BATCH: "batch size"}
 
 
@@ -79,16 +87,14 @@ def overview(analysis: CampaignAnalysis) -> Picture | None:
         left += speed_up.series(cells, label, index, "-")
         growth = Curve("p99", pick=_p99_growth(cells), of="latency_p99_exact")
         right += growth.series(cells, label, index, "-")
-    alt = "Speed-up over replicas: " + "; ".join(
-        f"{label}: " + ", ".join(_spoken(cell, cell.speed_up, "x") for cell in cells if cell.speed_up)
-        for label, cells in groups.items()
-    )
     panels = [
-        _replica_panel("Throughput, times that of one replica", left, ticks),
-        _replica_panel("p99 latency, times that of one replica", right, ticks, rules=[ReferenceLine(1)]),
+        _replica_panel(title="Throughput, times that of one replica", series=left, x_ticks=ticks),
+        _replica_panel(
+            title="p99 latency, times that of one replica", series=right, x_ticks=ticks, rules=[ReferenceLine(1)]
+        ),
     ]
     title = "How the workloads scale beside each other"
-    return Picture("scaling-overview", title, alt, panels, 2, (360, 220), png=True)
+    return Picture("scaling-overview", title, panels, 2, (360, 220), png=True)
 
 
 def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
@@ -116,10 +122,8 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
     else:
         panels.append(_group_panel("CPU (cores)", groups, [Curve("cpu_usage")]))
         panels.append(_group_panel("CPU pressure (% of time)", groups, [Curve("cpu_psi")]))
-    rates = [(cell, cell.estimates["throughput"]) for cell in cells if "throughput" in cell.estimates]
-    alt = f"{workload}, throughput: {', '.join(_spoken(cell, rate, 'requests/s') for cell, rate in rates)}"
     title = f"{workload}: against the number of replicas"
-    return Picture(f"scaling-{workload}", title, alt, panels, 3, (240, 190), png=True)
+    return Picture(f"scaling-{workload}", title, panels, 3, (240, 190), png=True)
 
 
 def _groups(analysis: CampaignAnalysis) -> dict[str, list[Cell]]:
@@ -144,7 +148,7 @@ def _group_panel(
     cells = [cell for group in groups.values() for cell in group]
     if not any(curve.estimate(cell) for curve in curves for cell in cells):
         reasons = [cell.absent[curves[0].metric] for cell in cells if curves[0].metric in cell.absent]
-        return Panel(title=title, absent=reasons[-1] if reasons else "no run can be used")
+        return Panel(title=title, absent=reasons[-1] if reasons else "no run gives it")
     series = list(before)
     for position, (label, group) in enumerate(groups.items()):
         for index, curve in enumerate(curves):
@@ -153,18 +157,7 @@ def _group_panel(
                 series += curve.series(group, label, position, curve.dashes)
             else:
                 series += curve.series(group, curve.name, index, "-")
-    return _replica_panel(title, series, _counts(cells), rules, logarithmic=logarithmic)
-
-
-def _replica_panel(
-    title: str,
-    series: Sequence[PlotSeries],
-    ticks: Sequence[float],
-    rules: Sequence[ReferenceLine] = (),
-    *,
-    logarithmic: bool = False,
-) -> Panel:
-    return Panel(title=title, x_label="replicas", series=series, rules=rules, x_ticks=ticks, logarithmic=logarithmic)
+    return _replica_panel(title=title, series=series, x_ticks=_counts(cells), rules=rules, logarithmic=logarithmic)
 
 
 def _ideal(cells: Sequence[Cell]) -> list[PlotSeries]:
@@ -191,85 +184,53 @@ def _counts(cells: Sequence[Cell]) -> list[float]:
     return sorted({float(cell.replicas) for cell in cells})
 
 
-def _spoken(cell: Cell, estimate: Estimate, unit: str) -> str:
-    return f"{counted(cell.replicas, 'replica')} {with_interval(estimate, unit)}"
-
-
 def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
     """Throughput and limited percentiles (p99 without a limit) of every point; None before any has figures."""
     measured = [point for point in series.points if point.run.figures]
     if not measured:
         return None
-    limits: dict[str, float | None] = {percentile.value: limit for percentile, limit in stress.latency_limit_ms.items()}
-    percentiles = list((limits or {"p99": None}).items())
-    lines = [
-        _load_series(measured, f"latency_{name}_exact", _MS, 2 + index, name)
-        for index, (name, _) in enumerate(percentiles)
-    ]
+    limits = {percentile.value: limit for percentile, limit in stress.latency_limit_ms.items()}
+    latencies = [(name, f"latency_{name}_exact", _MS, colour) for colour, name in enumerate(limits or ["p99"], start=2)]
     rules = [
-        ReferenceLine(limit_ms, f"limit of {name}", 2 + index)
-        for index, (name, limit_ms) in enumerate(percentiles)
-        if limit_ms is not None
+        ReferenceLine(limits[name], f"limit of {name}", colour) for name, _, _, colour in latencies if name in limits
     ]
     panels = [
-        _load_panel(
-            "Throughput (requests/s)", series, measured, [_load_series(measured, "throughput", 1.0, 0, "throughput")]
-        ),
-        _load_panel("Latency (ms)", series, measured, lines, rules),
+        _load_panel("Throughput (requests/s)", series, measured, [("throughput", "throughput", 1.0, 0)]),
+        _load_panel("Latency (ms)", series, measured, latencies, rules),
     ]
-    spoken = ", ".join(
-        f"{in_words(point.load, series.unit)} {point.run.figures['throughput'].mean:.4g} requests/s ({point.grade})"
-        for point in measured
-        if "throughput" in point.run.figures
-    )
     name = f"stress-{series.name.replace(' under ', '-').replace(', ', '-').replace(' ', '-')}"
-    return Picture(
-        name, f"{series.name}: load until it breaks", f"{series.name}: {spoken}", panels, 2, (360, 220), png=True
-    )
-
-
-def _load_series(points: Sequence[LoadPoint], name: str, scale: float, colour: int, label: str) -> PlotSeries | None:
-    known = [(point.load, figure) for point in points if (figure := point.run.figures.get(name)) and figure.mean > 0]
-    return (
-        interval_series([load for load, _ in known], [estimate for _, estimate in known], scale, colour, label)
-        if known
-        else None
-    )
+    return Picture(name, f"{series.name}: load until it breaks", panels, 2, (360, 220), png=True)
 
 
 def _load_panel(
     title: str,
     series: StressSeries,
     points: Sequence[LoadPoint],
-    lines: Sequence[PlotSeries | None],
+    lines: Sequence[tuple[str, str, float, int]],
     rules: Sequence[ReferenceLine] = (),
 ) -> Panel:
-    """Against the load, with the last good point, and the broken one even where it has no figures."""
-    known = [line for line in lines if line]
-    if not known:
+    """Lines (name, metric, scale, colour) against the load, with the last good point, and the broken one even where it has no figures."""
+    drawn = []
+    for label, name, scale, colour in lines:
+        known = [(point.load, it) for point in points if (it := point.run.figures.get(name)) and it.mean > 0]
+        if known:
+            loads, estimates = zip(*known, strict=True)
+            drawn.append(interval_series(loads, estimates, scale, colour, label))
+    if not drawn:
         notes = [figure.note for figure in points[-1].run.figures.values() if figure.note]
         return Panel(title=title, absent=notes[0] if notes else "no run gives it")
     marks = list(rules)
     if series.last_good is not None:
         marks.append(ReferenceLine(series.last_good.load, "last good point", FAINT, "--", vertical=True))
     if series.broken is not None:
-        marks.append(
-            ReferenceLine(series.broken.load, f"breaks: {series.broken.failure_mode}", _BROKEN, "--", vertical=True)
-        )
-    return Panel(title=title, x_label=_LOADS[series.unit], series=known, rules=marks, doubling=True)
+        broken = f"breaks: {series.broken.failure_mode}"
+        marks.append(ReferenceLine(series.broken.load, broken, _BROKEN, "--", vertical=True))
+    return Panel(title=title, x_label=_LOADS[series.unit], series=drawn, rules=marks, doubling=True)
 
 
 @dataclass(frozen=True, slots=True)
 class CurveRow:
-    """One row of panels of a comparison.
-
-    Attributes:
-        curve: what is shown.
-        label: of it, with the unit.
-        logarithmic: whether the y axis is.
-        line: a horizontal line, in the metric's unit.
-        laws: fitted law by workload and label of the arm.
-    """
+    """One row of panels of a comparison: a curve with its label and unit, a horizontal line, fitted laws by workload and arm."""
 
     curve: Curve
     label: str
@@ -286,43 +247,30 @@ def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Cu
     drawn = [[_compared(comparison, workload, row) for workload in workloads] for row in rows]
     # Without a GPU there is no energy, and the answers say why.
     panels = [panel for row in drawn if not all(panel.absent for panel in row) for panel in row] or drawn[0]
-    first = rows[0].curve
-    spoken = [
-        f"{workload} under {arm.label}: "
-        + ", ".join(
-            f"{count} replicas {number(estimate.mean * first.scale)}"
-            for count in arm.counts(workload)
-            if (estimate := first.estimate(arm.cells[CellKey(workload, count)]))
-        )
-        for workload in workloads
-        for arm in comparison.arms
-        if arm.counts(workload)
-    ]
     size = (min(360.0, max(240.0, 720.0 / len(workloads))), 185.0)
-    return Picture(f"comparison-{name}", title, f"{title}: {'; '.join(spoken)}", panels, len(workloads), size)
+    return Picture(f"comparison-{name}", title, panels, len(workloads), size)
 
 
 def _compared(comparison: Comparison, workload: str, row: CurveRow) -> Panel:
-    title, curve = f"{workload}: {row.label}", row.curve
-    series: list[PlotSeries] = []
-    for index, arm in enumerate(comparison.arms):
-        cells = [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)]
-        series += curve.series(cells, arm.label, index, "-")
-        fit = row.laws.get((workload, arm.label))
-        if fit is not None:
-            n = np.linspace(1, max(arm.counts(workload)), _CURVE_POINTS)
-            values = np.array([estimate.mean for estimate in fit.parameters.values()])
-            y = (fit.law.curve(n, values) * curve.scale).tolist()
-            series.append(
-                PlotSeries(x=n.tolist(), y=y, name=arm.label, colour=index, dashes="--", thin=True, silent=True)
-            )
-    if not series:
-        cells = [cell for arm in comparison.arms for cell in arm.cells.values()]
-        reasons = [cell.absent[curve.metric] for cell in cells if curve.metric in cell.absent]
-        return Panel(title=title, absent=reasons[-1] if reasons else "no run gives it")
-    rules = [] if row.line is None else [ReferenceLine(row.line * curve.scale, colour=INK)]
-    ticks = [float(count) for count in comparison.counts(workload)]
-    return _replica_panel(title, series, ticks, rules, logarithmic=row.logarithmic)
+    arms = {
+        arm.label: [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)] for arm in comparison.arms
+    }
+    rules = [] if row.line is None else [ReferenceLine(row.line * row.curve.scale, colour=INK)]
+    title = f"{workload}: {row.label}"
+    panel = _group_panel(title, arms, [row.curve], rules=rules, logarithmic=row.logarithmic)
+    laws = [
+        _law(fit, max(cell.replicas for cell in cells), label, colour, row.curve.scale)
+        for colour, (label, cells) in enumerate(arms.items())
+        if cells and (fit := row.laws.get((workload, label)))
+    ]
+    return replace(panel, series=[*panel.series, *laws])
+
+
+def _law(fit: Fit, most: int, name: str, colour: int, scale: float) -> PlotSeries:
+    n = np.linspace(1, most, _CURVE_POINTS)
+    values = np.array([estimate.mean for estimate in fit.parameters.values()])
+    y = (fit.law.curve(n, values) * scale).tolist()
+    return PlotSeries(x=n.tolist(), y=y, name=name, colour=colour, dashes="--", thin=True, silent=True)
 
 
 def bars(name: str, title: str, label: str, estimates: Sequence[tuple[str, Estimate]]) -> Picture | None:
@@ -337,6 +285,104 @@ def bars(name: str, title: str, label: str, estimates: Sequence[tuple[str, Estim
         colour=4,
         labels=[bar for bar, _ in estimates],
     )
-    spoken = ", ".join(f"{bar} {number(estimate.mean)} {label}" for bar, estimate in estimates)
     panel = Panel(title=label, series=[series], rules=[ReferenceLine(0, vertical=True, dashes="-")])
-    return Picture(f"comparison-{name}", title, f"{title}: {spoken}", [panel], 1, (420, 32.0 * len(estimates) + 45))
+    return Picture(f"comparison-{name}", title, [panel], 1, (420, 32.0 * len(estimates) + 45))
+
+
+def timeline(experiment: MeasuredRun) -> Picture:
+    """What happened during one run: six panels over the seconds of its recording; one without data says why."""
+    data = experiment.data.keeping()
+    drawn = [*_COMMON, *(_ON_GPU if _has_gpu(data) else _ON_CPU)]
+    panels = [_time_panel(data, title, draw, top) for title, draw, top in drawn]
+    return Picture(f"timeline-{experiment.name}", f"{experiment.name} over time", panels, 2, (360, 150))
+
+
+def _time_panel(data: ExperimentData, title: str, draw: Draw, top: float | None) -> Panel:
+    try:
+        series = draw(data)
+    except NotMeasuredError as error:
+        return Panel(title=title, absent=str(error))
+    span = (0.0, data.duration_s or 1.0)
+    return Panel(title=title, x_label="seconds since the recording began", series=series, x_range=span, top=top)
+
+
+def _has_gpu(data: ExperimentData) -> bool:
+    try:
+        data.table("gpu_utilization")
+    except NotMeasuredError:
+        return False
+    return True
+
+
+def _line(
+    values: pd.Series[float], scale: float, name: str, colour: int, *, silent: bool = False, thin: bool = False
+) -> PlotSeries:
+    x, y = values.index.to_numpy(dtype=float).tolist(), (values * scale).to_numpy(dtype=float).tolist()
+    return PlotSeries(x=x, y=y, name=name, colour=colour, silent=silent, thin=thin or len(x) > _MANY_ROWS)
+
+
+def _of_replicas(metric: str, scale: float = 1.0) -> Draw:
+    """All replicas together over each of them."""
+
+    def draw(data: ExperimentData) -> list[PlotSeries]:
+        table = data.table(metric)
+        replicas = [name for name in table.columns if name.startswith("replica-")]
+        single = [_line(table[name], scale, _EVERY, 4, silent=True, thin=True) for name in replicas]
+        pooled = [_line(table[_POOLED], scale, _POOLED, 0)] if _POOLED in table else []
+        return [*(single if len(single) > 1 else []), *pooled]
+
+    return draw
+
+
+def _latency(data: ExperimentData) -> list[PlotSeries]:
+    tables = [(data.table(metric), label, colour) for metric, label, colour in _QUANTILES]
+    return [_line(table[_POOLED], 1e3, label, colour) for table, label, colour in tables if _POOLED in table]
+
+
+def _pressure(data: ExperimentData) -> list[PlotSeries]:
+    return [_line(data.series(metric, "node"), 1.0, label, colour) for metric, label, colour in _PRESSURES]
+
+
+def _host_cpu(data: ExperimentData) -> list[PlotSeries]:
+    return [_line(data.telemetry()["host_cpu_percent"], 1.0, "whole machine", INK)]
+
+
+def _device(metric: str, column: str, scale: float = 1.0) -> Draw:
+    """One line a GPU at the recording's step, over the fast telemetry where there is some."""
+
+    def draw(data: ExperimentData) -> list[PlotSeries]:
+        table = data.table(metric)
+        fast = [_line(values, scale, "", FAINT, silent=True, thin=True) for values in _telemetry(data, column)]
+        devices = [name for name in table.columns if name.startswith("gpu-")]
+        return fast + [
+            _line(table[name], scale, name, _DEVICE_COLOURS[index % len(_DEVICE_COLOURS)])
+            for index, name in enumerate(devices)
+        ]
+
+    return draw
+
+
+def _telemetry(data: ExperimentData, column: str) -> list[pd.Series[float]]:
+    try:
+        frame = data.telemetry().filter(regex=rf"^gpu\d+_{column}$").dropna(axis="columns", how="all")
+    except NotMeasuredError:
+        return []
+    return [frame[name] for name in frame.columns]
+
+
+_COMMON: Sequence[tuple[str, Draw, float | None]] = (
+    ("Throughput (requests/s)", _of_replicas("throughput"), None),
+    ("Latency, histogram estimate (ms)", _latency, None),
+)
+_ON_GPU: Sequence[tuple[str, Draw, float | None]] = (
+    ("GPU utilisation (%)", _device("gpu_utilization", "utilization_percent"), 105),
+    ("GPU memory (GiB)", _device("gpu_memory", "memory_bytes", 1 / _GIB), None),
+    ("GPU power (W)", _device("gpu_power", "power_w"), None),
+    ("GPU temperature (°C)", _device("gpu_temperature", "temperature_celsius"), None),
+)
+_ON_CPU: Sequence[tuple[str, Draw, float | None]] = (
+    ("CPU of the replicas (cores)", _of_replicas("cpu_usage"), None),
+    ("Memory of the replicas (GiB)", _of_replicas("memory_usage", 1 / _GIB), None),
+    ("Pressure (% of time stalled)", _pressure, None),
+    ("CPU of the whole machine (%)", _host_cpu, 105),
+)

@@ -6,10 +6,10 @@ import json
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.analysis.pages.plot import (
     FAINT,
@@ -44,38 +44,35 @@ _FILE_COLOURS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LegendEntry:
-    """One entry of a legend: class of its elements, name of the series, and how it is drawn, as a small SVG."""
+class LegendEntry(NamedTuple):
+    """One entry of a legend: class of its elements, name of the series, and how it is drawn, as the content of a small SVG."""
 
     series: str
     name: str
     swatch: str
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
     """What a page embeds: an SVG for each panel in a grid, the legend (empty where one series needs none), the plotted values as JSON."""
 
     drawing: str
-    keys: tuple[LegendEntry, ...]
+    keys: list[LegendEntry]
     data: str
 
 
 def chart(picture: Picture) -> Chart:
     """A picture for a page."""
-    boxes = _boxes(picture)
-    classes = _classes(picture)
-    width, height = picture.size[0], picture.size[1]
+    boxes, classes = _boxes(picture), _classes(picture)
+    width, height = picture.size
     panels = "".join(
-        f'<div><svg viewBox="0 0 {width:g} {height:g}">{_drawn(panel, box, classes)}</svg></div>'
-        for panel, box in zip(picture.panels, boxes, strict=True)
+        f'<div><svg viewBox="0 0 {width:g} {height:g}">{_drawn(box, classes)}</svg></div>' for box in boxes
     )
     columns = " ".join(["1fr"] * picture.columns)
     words = f'role="img" aria-label="{escape(picture.title)}" aria-description="{escape(picture.alt)}"'
     style = f"--columns:{columns};--most:{1.75 * width * picture.columns:.0f}px"
-    data = [_data(panel, box, classes) for panel, box in zip(picture.panels, boxes, strict=True)]
-    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    text = json.dumps([_data(box, classes) for box in boxes], separators=(",", ":"), ensure_ascii=False).replace(
+        "<", "\\u003c"
+    )
     return Chart(f'<div class="panels" style="{style}" {words}>{panels}</div>', _keys(picture, classes), text)
 
 
@@ -85,19 +82,17 @@ def document(picture: Picture) -> str:
     keys = _keys(picture, classes)
     width, height, head = *picture.size, 18.0 if keys else 0.0
     rows = -(-len(picture.panels) // picture.columns)
-    whole = width * picture.columns, height * rows + head
-    parts = []
-    left = 10.0
+    parts, left = [], 10.0
     for key in keys:
-        parts.append(f'<g transform="translate({left:g} 4)">{_inner(key.swatch)}<text x="28" y="8" class="tk">')
+        parts.append(f'<g transform="translate({left:g} 4)">{key.swatch}<text x="28" y="8" class="tk">')
         parts.append(f"{escape(key.name)}</text></g>")
         left += 40 + _LETTER * len(key.name)
-    for index, (panel, box) in enumerate(zip(picture.panels, _boxes(picture), strict=True)):
+    for index, box in enumerate(_boxes(picture)):
         x, y = width * (index % picture.columns), head + height * (index // picture.columns)
-        parts.append(f'<g transform="translate({x:g} {y:g})">{_drawn(panel, box, classes)}</g>')
+        parts.append(f'<g transform="translate({x:g} {y:g})">{_drawn(box, classes)}</g>')
     style = data_path("templates/report/chart.css").read_text()
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole[0]:g} {whole[1]:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width * picture.columns:g} {height * rows + head:g}" '
         f'style="{_FILE_COLOURS}background:#fff;fill:#333333;font-family:sans-serif">'
         f"<title>{escape(picture.title)}</title><desc>{escape(picture.alt)}</desc><style>{style}</style>{''.join(parts)}</svg>\n"
     )
@@ -119,8 +114,12 @@ class _Box:
 
     def y(self, value: float) -> float:
         """The place of a value of the y axis."""
-        ends = (self.top, self.bottom) if self.panel.bars else (self.bottom, self.top)
-        return _place(value, self.panel.y_axis(), ends, self.panel.logarithmic)
+        return _place(value, self.panel.y_axis(), self.upright, self.panel.logarithmic)
+
+    @property
+    def upright(self) -> tuple[float, float]:
+        """Where the y axis begins and ends."""
+        return (self.top, self.bottom) if self.panel.bars else (self.bottom, self.top)
 
 
 def _place(value: float, axis: tuple[float, float], ends: tuple[float, float], logarithmic: bool) -> float:
@@ -163,7 +162,8 @@ def _line_class(drawn: PlotSeries | ReferenceLine) -> str:
     return f"ln{thin}{_DASHES[drawn.dashes]}"
 
 
-def _drawn(panel: Panel, box: _Box, classes: dict[str, str]) -> str:
+def _drawn(box: _Box, classes: dict[str, str]) -> str:
+    panel = box.panel
     parts = [f'<text class="t" x="{box.left:g}" y="11">{escape(panel.title)}</text>']
     if panel.note:
         parts.append(f'<text class="tk so en" x="{box.right:g}" y="11">{escape(panel.note)}</text>')
@@ -178,7 +178,7 @@ def _drawn(panel: Panel, box: _Box, classes: dict[str, str]) -> str:
                 f'<text class="tk so mi" x="{(box.left + box.right) / 2:.1f}" y="{y:.1f}">{escape(line)}</text>'
             )
         return "".join(parts)
-    parts += _axes(panel, box)
+    parts += _axes(box)
     for rule in panel.rules:
         if rule.vertical:
             path = f"M{box.x(rule.at):.1f} {box.top:g}V{box.bottom:g}"
@@ -194,7 +194,8 @@ def _drawn(panel: Panel, box: _Box, classes: dict[str, str]) -> str:
     return "".join(parts)
 
 
-def _axes(panel: Panel, box: _Box) -> Iterator[str]:
+def _axes(box: _Box) -> Iterator[str]:
+    panel = box.panel
     yield f'<path class="gr" d="{"".join(f"M{box.x(tick):.1f} {box.top:g}V{box.bottom:g}" for tick in panel.x_marks())}"/>'
     last = -math.inf
     for tick in panel.x_marks():
@@ -234,7 +235,10 @@ def _series(series: PlotSeries, box: _Box) -> Iterator[str]:
         for x, y in zip(series.x, series.y, strict=True)
     ]
     if series.dashes and not series.runs:
-        yield f'<path class="{_line_class(series)}" d="{_path(inside)}"/>'
+        # Where it has gaps the pen is set down anew; a point between two of them is a dot.
+        pens = ("L" if before else "M" for before in [None, *inside])
+        path = "".join(f"{pen}{at[0]:.1f} {at[1]:.1f}" for pen, at in zip(pens, inside, strict=False) if at)
+        yield f'<path class="{_line_class(series)}" d="{path}"/>'
     if series.low:
         yield from _intervals(series, box)
     for place in inside:
@@ -242,18 +246,6 @@ def _series(series: PlotSeries, box: _Box) -> Iterator[str]:
             yield f'<circle class="rn" cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="2"/>'
         elif place and series.markers:
             yield _marker(series.colour, *place)
-
-
-def _path(places: Iterable[tuple[float, float] | None]) -> str:
-    """A line with gaps; a point between two of them is a dot."""
-    parts, pen = [], "M"
-    for place in places:
-        if place is None:
-            pen = "M"
-            continue
-        parts.append(f"{pen}{place[0]:.1f} {place[1]:.1f}")
-        pen = "L"
-    return "".join(parts)
 
 
 def _marker(colour: int, x: float, y: float) -> str:
@@ -292,7 +284,7 @@ def _bars(series: PlotSeries, box: _Box) -> Iterator[str]:
         yield f'<path class="ink ln th" d="{"".join(path)}"/>'
 
 
-def _keys(picture: Picture, classes: dict[str, str]) -> tuple[LegendEntry, ...]:
+def _keys(picture: Picture, classes: dict[str, str]) -> list[LegendEntry]:
     """The legend; what one of several panels has alone is named with it."""
     drawn: dict[str, tuple[PlotSeries | ReferenceLine, list[str]]] = {}
     for panel in picture.panels:
@@ -306,7 +298,7 @@ def _keys(picture: Picture, classes: dict[str, str]) -> tuple[LegendEntry, ...]:
         reference = isinstance(line, PlotSeries) and line.colour == FAINT
         own = "" if alike or reference or len(set(titles)) > 1 else f"{re.split('[,(]', titles[0])[0].strip()}: "
         keys.append(LegendEntry(classes[name], f"{own}{name}", _swatch(line)))
-    return tuple(keys) if len(keys) > 1 else ()
+    return keys if len(keys) > 1 else []
 
 
 def _swatch(drawn: PlotSeries | ReferenceLine) -> str:
@@ -315,20 +307,16 @@ def _swatch(drawn: PlotSeries | ReferenceLine) -> str:
     else:
         inner = f'<path class="{_line_class(drawn)}" d="M0 5H24"/>'
         inner += _marker(drawn.colour, 12, 5) if isinstance(drawn, PlotSeries) and drawn.markers else ""
-    return f'<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true"><g class="{_colour(drawn.colour)}">{inner}</g></svg>'
+    return f'<g class="{_colour(drawn.colour)}">{inner}</g>'
 
 
-def _inner(swatch: str) -> str:
-    return swatch.partition(">")[2].removesuffix("</svg>")
-
-
-def _data(panel: Panel, box: _Box, classes: dict[str, str]) -> dict[str, Any]:
+def _data(box: _Box, classes: dict[str, str]) -> dict[str, Any]:
     """Where the axes lie, how they run, and what is plotted, as charts.js reads it."""
-    upside = (box.top, box.bottom) if panel.bars else (box.bottom, box.top)
+    panel = box.panel
     shown = [] if panel.absent else [series for series in map(thinned, panel.series) if not series.silent]
     return {
         "x": [*panel.x_axis(), box.left, box.right, int(panel.doubling)],
-        "y": [*panel.y_axis(), *upside, int(panel.logarithmic)],
+        "y": [*panel.y_axis(), *box.upright, int(panel.logarithmic)],
         "title": panel.title,
         "xName": panel.x_label,
         "yName": "",

@@ -7,6 +7,7 @@ from functools import partial
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.comparability import places, spread
+from harness.analysis.contrasts.comparison import Comparison
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import DASH, TIMES, number, whole_interval, with_interval
 from harness.analysis.goodput import Best
@@ -190,6 +191,26 @@ def goodput_table(best: Sequence[Best]) -> Table:
 
 def _plain(estimate: Estimate | None) -> str:
     return with_interval(estimate, "").strip() if estimate else ""
+
+
+def table_of_tests(comparison: Comparison) -> Table:
+    """Every comparison with its tests."""
+    columns = [
+        Column("Workload", words=True),
+        Column("Replicas"),
+        *(Column(title, words=True) for title in ("Measure", "Of", "Against")),
+        Column("Ratio"),
+        Column("Answer", words=True),
+        *map(Column, ("p, Holm", "Mann-Whitney p", "Hedges' g", "Cliff's delta")),
+    ]
+    rows = []
+    for key, a, b, contrast in comparison.tests:
+        effect = contrast.effect
+        numbers = (contrast.corrected_p, effect.mann_whitney_p, effect.hedges_g, effect.cliffs_delta)
+        shown = [DASH if value is None else f"{value:.2g}" for value in numbers]
+        where = [key.workload, key.replicas, contrast.metric, b, a]
+        rows.append([*where, ratio_entry(contrast.ratio), contrast.sentence, *shown])
+    return Table(columns, rows, "Every comparison with its tests")
 
 
 _SHORT = (("p50 ms", "latency_p50_exact", 1e3), ("p99 ms", "latency_p99_exact", 1e3), ("J/req", "energy", 1.0))

@@ -60,10 +60,8 @@ class Interference:
     """What the conditions of a campaign did to each other's figures.
 
     Attributes:
-        baseline: name of the condition that the others are held against.
-        limit_percent: overhead that they may have.
+        baseline: name of the condition that the others are held against; ``limit_percent``: overhead that they may have.
         overheads: by cell (with its condition) and measure; the reason where no repeat can be paired.
-        neighbours: the figures of the workloads beside.
         died: by cell, in how many of its runs the measured replicas died with their neighbour, and of how many runs.
         conditions: what each is, by name, in words; empty words where nothing is unlike running alone.
     """
@@ -225,7 +223,7 @@ class NeighbourData(ExperimentData):
 
     @cached_property
     def _metric_paths(self) -> dict[str, Path]:
-        return {metric: file.path for metric, file in metric_files(self.folder.parents[1]).items()}
+        return metric_files(self.folder.parents[1])
 
     def table(self, metric: str) -> pd.DataFrame:
         """See ExperimentData.table; of this neighbour's series alone, under the names that measured ones have."""

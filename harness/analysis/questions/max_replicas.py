@@ -32,6 +32,17 @@ class Carried:
     undecided: list[int]
     by_law: int | None
 
+    @property
+    def in_words(self) -> str:
+        """``3 measured, 5 by the law, broken at 8; undecided at 6: repeat``."""
+        parts = [f"{self.most} measured"]
+        if self.by_law is not None and self.by_law != self.most:
+            parts.append(f"{self.by_law} by the law")
+        if self.breaks is not None:
+            parts.append(f"broken at {self.breaks}")
+        undecided = ", ".join(map(str, self.undecided))
+        return ", ".join(parts) + (f"; undecided at {undecided}: Repeat" if undecided else "")
+
 
 def carried(arm: Arm, workload: str, limit_s: float) -> Carried:
     """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
@@ -79,12 +90,12 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
                     arm.label,
                     _law_in_words(scaling),
                     _parameters(scaling),
-                    *([] if held is None else [_held(held)]),
+                    *([] if held is None else [held.in_words]),
                     memory_entry(cell),
                 ]
             )
             if len(counts) > 1:
-                sentences.append(f"{workload} under {arm.label}: {_scaling_in_words(scaling, counts)}")
+                sentences.append(f"{workload} under {arm.label}: {_scaling_in_words(scaling, counts[-1])}")
                 if scaling.best is None and scaling.advice:
                     advice.setdefault(scaling.advice, []).append(f"{workload} under {arm.label}")
             elif not mode_of(arm.sharing).own_gpu:
@@ -93,7 +104,7 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
                     "`replicas` would tell how it scales."
                 )
             if held is not None and limit_s is not None:
-                sentences.append(_held_in_words(workload, arm, held, limit_s))
+                sentences.append(f"{workload} under {arm.label}, p99 within {quantity(limit_s, 's')}: {held.in_words}.")
     missing += [f"{sentence} Of: {', '.join(of)}." for sentence, of in advice.items()]
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
@@ -135,57 +146,13 @@ def _with_interval(estimate: Estimate) -> str:
     return number(estimate.mean) + (f" ({interval})" if interval else "")
 
 
-def _scaling_in_words(scaling: Scaling, counts: list[int]) -> str:
-    best = scaling.best
-    if best is None:
-        return _law_in_words(scaling) + "."
-    point, parameters, most = knee(best), best.parameters, f"up to {counts[-1]} measured"
-    if point is not None:
-        return (
-            f"throughput grows with the replicas up to about {number(point)} of them and stays at "
-            f"{_with_interval(parameters['C'])} requests/s from there on (a bottleneck; {most})."
-        )
-    if best.law.name == "linear":
-        return f"throughput grows linearly up to {counts[-1]} replicas, the most measured: the GPU is not full yet."
-    if "w" in parameters:
-        cost = parameters["w"]
-        ends = f"{100 * (cost.low or 0.0):.1f} to {100 * (cost.high or 0.0):.1f}"
-        return (
-            f"one replica keeps the GPU busy, and with more of them the work of a request takes {100 * cost.mean:.1f} % ({ends}) "
-            f"longer, however many take turns (a bottleneck with a switching cost; {most})."
-        )
-    law = "Amdahl" if best.law.name == "Amdahl" else "the universal scalability law"
-    return f"throughput follows {law}, with a serial share of {_with_interval(parameters['s'])}."
-
-
-def _held(held: Carried) -> str:
-    text = f"{held.most} measured"
-    if held.by_law is not None and held.by_law != held.most:
-        text += f", {held.by_law} by the law"
-    return text + (f"; undecided at {', '.join(map(str, held.undecided))}" if held.undecided else "")
-
-
-def _held_in_words(workload: str, arm: Arm, held: Carried, limit_s: float) -> str:
-    head = f"{workload} under {arm.label}, p99 within {quantity(limit_s, 's')}: "
-    if held.breaks is not None and held.breaks == min(arm.counts(workload)):
-        return f"{head}not even {replicas_in_words(held.breaks)} keeps it."
-    if not held.most:
-        where = (
-            replicas_in_words(held.undecided[0])
-            if len(held.undecided) == 1
-            else f"{', '.join(map(str, held.undecided))} replicas"
-        )
-        return f"{head}cannot tell; the interval at {where} holds the limit, or there is none. Repeat."
-    text = f"{head}{replicas_in_words(held.most)} {'keeps' if held.most == 1 else 'keep'} it"
-    if held.breaks is not None:
-        text += f", {held.breaks} {'is' if held.breaks == 1 else 'are'} too many"
-        if held.by_law is not None and held.most < held.by_law < held.breaks:
-            text += f" (by the fitted law of the p99, {held.by_law} would keep it)"
-    elif not held.undecided:
-        text += ", the most that was measured"
-    if held.undecided:
-        text += f"; undecided at {', '.join(map(str, held.undecided))}"
-    return f"{text}."
+def _scaling_in_words(scaling: Scaling, most: int) -> str:
+    if scaling.best is None:
+        return f"{_law_in_words(scaling)}."
+    point = knee(scaling.best)
+    full = "" if point is None else f"; it grows up to about {number(point)} replicas"
+    parameters = f" ({text})" if (text := _parameters(scaling)) else ""
+    return f"throughput follows the law {scaling.best.law.name}{parameters} up to {most} replicas measured{full}."
 
 
 def _bounds() -> str:

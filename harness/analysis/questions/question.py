@@ -23,11 +23,8 @@ class QuestionAnswer:
 
     Attributes:
         name: anchor on the page.
-        question: as asked.
         how: how the figures are defined, in a sentence or two.
         sentences: the answer; empty when nothing measured says anything.
-        table: the figures with their intervals.
-        pictures: plots.
         missing: which measurements would answer what these do not.
         table_first: whether the table is the answer, and the sentences say the same in words.
     """

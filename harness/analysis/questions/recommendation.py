@@ -11,8 +11,8 @@ from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
-from harness.analysis.questions.price import cost_of_run
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
+from harness.analysis.questions.sharing_cost import cost_of_run
 from harness.analysis.statistics import t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"

@@ -1,4 +1,4 @@
-"""What does sharing cost? Speed against one replica alone and between modes, fairness, and the GPU time that taking turns takes."""
+"""What does sharing cost? Speed against one replica alone and between modes, fairness, GPU time for taking turns, energy and money."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.analysis.campaign import Cell
+from harness.analysis.campaign import Cell, MeasuredRun, shared
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison, Tested
+from harness.analysis.contrasts.contrast import Value
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.format import DASH, number, quantity, ratio_interval, replicas_in_words, times
+from harness.analysis.format import DASH, number, quantity, ratio_interval, replicas_in_words, times, with_interval
 from harness.analysis.metrics.catalogue import ALL, STREAM_HEADLINE
 from harness.analysis.pages.curves import bars
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.question import ColumnOf, ComparisonQuery, QuestionAnswer, cell_table, estimated
-from harness.analysis.statistics import SIGNIFICANCE, Estimate
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, t_interval
 from harness.sharing.modes import mode_of
 
 _FAIR = 0.9
+_MILLION, _J_PER_KWH, _S_PER_H = 1e6, 3.6e6, 3600.0
 BUSY_PERCENT = 90.0
 """A GPU that is idle for longer has time to give away, which hides what switching takes."""
 
@@ -142,7 +144,7 @@ def _capped(estimate: Estimate | None) -> Estimate | None:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """What taking turns costs against one reference at equal work. ``p`` is the corrected one of their throughputs."""
+    """What taking turns costs against one reference at equal work; ``p`` is the corrected one of their throughputs."""
 
     workload: str
     replicas: int
@@ -159,23 +161,17 @@ class Switching:
     @property
     def sentence(self) -> str:
         """The answer."""
-        head = f"{self.workload}, {replicas_in_words(self.replicas)} taking turns, against {self.against}"
-        share, extra_s = f"{100 * self.share:+.1f} %", self.extra_s
-        amount = f"{quantity(extra_s.mean, 's')} per request, {share}"
-        if self.p is None:
-            return f"{head}: {amount}; a single run cannot tell whether that is more than chance."
-        if self.p >= SIGNIFICANCE:
-            return f"{head}: no significant cost ({amount}, p = {self.p:.2g})."
-        if extra_s.mean < 0:
-            return (
-                f"{head}: none that can be told. They fill gaps that one process leaves although its GPU counts as busy, and win "
-                f"{quantity(-extra_s.mean, 's')} per request ({share})."
-            )
-        known = extra_s.low is not None and extra_s.high is not None
-        between = (
-            f"{quantity(extra_s.low or 0.0, 's')} to {quantity(extra_s.high or 0.0, 's')}" if known else "not known"
+        low, high = self.extra_s.low, self.extra_s.high
+        interval = (
+            "" if low is None or high is None else f", 95 % interval {quantity(low, 's')} to {quantity(high, 's')}"
         )
-        return f"{head}: {amount} (95 % interval {between})."
+        sure = "a single run cannot tell whether that is more than chance"
+        if self.p is not None:
+            sure = f"{'significant' if self.p < SIGNIFICANCE else 'no significant cost'}, p = {self.p:.2g}"
+            if self.p < SIGNIFICANCE and self.extra_s.mean < 0:
+                sure += "; together they fill gaps that one process leaves although its GPU counts as busy"
+        head = f"{self.workload}, {replicas_in_words(self.replicas)} taking turns, against {self.against}"
+        return f"{head}: {quantity(self.extra_s.mean, 's')} per request ({100 * self.share:+.1f} %{interval}); {sure}."
 
 
 def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
@@ -261,3 +257,104 @@ def _against(comparison: Comparison, cell: Cell, reference: Cell, name: str) -> 
     low, high = (None if end is None else time_s * (end - 1) for end in (ratio.low, ratio.high))
     extra = Estimate(time_s * (ratio.mean - 1), low, high, ratio.n, None, ratio.note)
     return [Switching(cell.workload, cell.replicas, name, extra, ratio.mean - 1, contrast.corrected_p)]
+
+
+def kwh_per_million(cell: Cell) -> Estimate | None:
+    """GPU energy of a million inferences, kWh, over the repeats; None where no energy was measured."""
+    return _over_runs(cell, _kwh)
+
+
+def gpu_hours_per_million(cell: Cell) -> Estimate | None:
+    """GPU hours that a million inferences take, over the repeats; None where no throughput was measured."""
+    return _over_runs(cell, _gpu_hours)
+
+
+def cost_per_million(cell: Cell, query: ComparisonQuery) -> Estimate | None:
+    """Price of a million inferences, in the currency of the prices given; None without a price or without its figure.
+
+    With a price for energy and no energy measured there is none: half of a cost is no cost.
+    """
+    return _over_runs(cell, lambda run: _cost(run, query)) if query.priced else None
+
+
+def cost_of_run(query: ComparisonQuery) -> Value | None:
+    """Gives that of one run, where it has what a price was given for; None without a price."""
+    return (lambda run: _cost(run, query)) if query.priced else None
+
+
+def price_answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
+    """At what price? Energy, GPU time and money for a million inferences."""
+    columns: dict[str, ColumnOf] = {
+        "Energy": lambda _arm, cell: figure_entry(kwh_per_million(cell), "kWh", cell.absent.get("energy", "")),
+        "GPU time": lambda _arm, cell: figure_entry(
+            gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")
+        ),
+    }
+    missing = []
+    if not any(kwh_per_million(cell) for *_, cell in comparison.cells()):
+        missing.append("Energy takes a GPU that tells its power.")
+    if query.priced:
+        columns["Cost"] = lambda _arm, cell: figure_entry(
+            cost_per_million(cell, query), query.currency, cell.absent.get("energy", "no throughput")
+        )
+    else:
+        missing.append("For money, give prices: harness compare ... --price-per-gpu-hour 3.50 --price-per-kwh 0.25")
+    return QuestionAnswer(
+        "price",
+        "At what price?",
+        "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
+        "is one input, as the replicas counted them." + (f" Prices: {prices(query)}." if query.priced else ""),
+        [sentence for workload in comparison.workloads() if (sentence := _price_in_words(comparison, workload, query))],
+        cell_table(comparison, columns),
+        missing=missing,
+    )
+
+
+def prices(query: ComparisonQuery) -> str:
+    """Those that were given, e.g. ``3.5 USD per GPU hour, 0.25 USD per kWh``; empty without any."""
+    given = ((query.price_per_gpu_hour, "GPU hour"), (query.price_per_kwh, "kWh"))
+    unit = f" {query.currency}" if query.currency else ""
+    return ", ".join(f"{price:g}{unit} per {what}" for price, what in given if price is not None)
+
+
+def _price_in_words(comparison: Comparison, workload: str, query: ComparisonQuery) -> str:
+    """The cheapest way of a workload, and the dearest."""
+    known = [
+        (estimate, arm.label, count)
+        for name, arm, count, cell in comparison.cells()
+        if name == workload and (estimate := cost_per_million(cell, query) if query.priced else kwh_per_million(cell))
+    ]
+    if not known:
+        return ""
+    cheap, dear = min(known, key=lambda way: way[0].mean), max(known, key=lambda way: way[0].mean)
+    unit, verb = (query.currency, "cost") if query.priced else ("kWh", "take")
+    head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
+    if cheap is dear:
+        return f"{head}."
+    return f"{head}, and {with_interval(dear[0], unit)} with {replicas_in_words(dear[2])} under {dear[1]}."
+
+
+def _over_runs(cell: Cell, value: Value) -> Estimate | None:
+    """The mean of what the runs that are used have."""
+    known = [figure for run in cell.used if (figure := value(run)) is not None]
+    return t_interval(known, shared(cell)) if known else None
+
+
+def _kwh(run: MeasuredRun) -> float | None:
+    energy_j = run.measured.figures.get("energy")
+    inputs = run.data.manifest.inputs_per_request
+    if energy_j is None or not inputs:
+        return None
+    return energy_j / inputs * _MILLION / _J_PER_KWH
+
+
+def _gpu_hours(run: MeasuredRun) -> float | None:
+    inputs = run.measured.figures.get("inputs")
+    return _MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
+
+
+def _cost(run: MeasuredRun, query: ComparisonQuery) -> float | None:
+    hours, kwh = _gpu_hours(run), _kwh(run)
+    if (query.price_per_gpu_hour is not None and hours is None) or (query.price_per_kwh is not None and kwh is None):
+        return None
+    return (query.price_per_gpu_hour or 0.0) * (hours or 0.0) + (query.price_per_kwh or 0.0) * (kwh or 0.0)

@@ -20,12 +20,11 @@ _SIDE_BY_SIDE_PERCENT = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What one measurement showed, in the time in which every process ran.
+    """What one measurement showed, in the ``seconds`` in which every process ran.
 
     Attributes:
-        seconds: of that time.
-        slice_s: length of each whole turn, seconds; those that the time cuts off at its ends are left out.
-        switch_s: from the end of a process's turn to the beginning of another's, seconds.
+        slice_s: length of each whole turn; those that the time cuts off at its ends are left out.
+        switch_s: from the end of a process's turn to the beginning of another's.
         switching_share: share of the time in which nobody ran.
         together_share: share of the time in which two or more ran at once: 1 where nobody takes turns.
     """
@@ -71,14 +70,8 @@ def turns(processes: Sequence[Slices]) -> Turns | None:
 class TimeSlices:
     """Over repeats: means of each repeat's own figure, with 95 % intervals between the repeats.
 
-    Attributes:
-        slice_s: median length of a turn; None where no process was ever interrupted.
-        slice_s_range: 5th and 95th percentile over all turns.
-        switch_s: median time from one process to the next; None where there was no switch.
-        switch_s_range: 5th and 95th percentile over all switches.
-        switches: how many were seen.
-        switching_percent: of the GPU's time, in which nobody ran.
-        together_percent: of the time, in which two or more ran at once.
+    Medians of turns and switches, None where there was none, with the 5th and 95th percentile over all of them; how many
+    switches were seen; percent of the GPU's time in which nobody ran, and in which two or more did.
     """
 
     slice_s: Estimate | None

@@ -46,8 +46,8 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
     assert manifest.stopping["figures"]["throughput"]["low"] > 0
     assert f"Recorded {manifest.stopping['recorded_s']:g} of at most 60 s" in manifest.stopping["why"]
     for file in metric_files(experiment).values():
-        series = {line.split(",")[2] for line in file.path.read_text().splitlines()[1:]}
-        assert len(file.path.read_text().splitlines()) == 1 + len(series) * manifest.rows
+        series = {line.split(",")[2] for line in file.read_text().splitlines()[1:]}
+        assert len(file.read_text().splitlines()) == 1 + len(series) * manifest.rows
     campaign.verified()
     analysis = analyse(campaign.path)
     assert analysis.unfinished == []

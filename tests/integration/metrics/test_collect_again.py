@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from harness.metrics.promql import PrometheusSource
-from harness.results import finalise
 from harness.results.from_prometheus import save_source
 from harness.results.layout import attempt_folder
+from harness.results.writers import finalise
 from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support import forked
 from tests.support.ports import free_port

@@ -17,9 +17,9 @@ from harness.metrics.prometheus.series import BLANK
 from harness.metrics.prometheus.telemetry import FIELDS, PrometheusTelemetry
 from harness.metrics.promql import PrometheusSource
 from harness.metrics.telemetry import GPU_COLUMNS, columns
-from harness.results import finalise
 from harness.results.from_prometheus import save_source
 from harness.results.layout import TELEMETRY, attempt_folder
+from harness.results.writers import finalise
 from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support import forked
 from tests.support.fake_metrics import RowList

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.report import write_report
-from harness.results import Status
 from harness.results.layout import metric_files
+from harness.results.manifest import Status
 from harness.spec import Sharing
 from tests.integration.report.browser import Page, browser, chromium
 from tests.support import forked
@@ -68,7 +68,7 @@ def invalid_and_damaged(folder: Path) -> Path:
     write_experiment(folder, "resnet50", 1, 3, Shape(record_s=20, status=Status.INVALID))
     write_experiment(folder, "resnet50", 3, 1, Shape(record_s=20, status=Status.DEGRADED))
     damaged = write_experiment(folder, "resnet50", 3, 2, Shape(record_s=20))
-    path = metric_files(damaged)["io_psi"].path
+    path = metric_files(damaged)["io_psi"]
     path.write_text(path.read_text().replace(",0.4,", ",0.5,", 1))
     return folder
 

@@ -15,9 +15,10 @@ from harness.analysis.metrics.measured import LoadState, Measured, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
-from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
-from harness.results.files import sha256_of
+from harness.results.files import atomic_write, sha256_of
 from harness.results.layout import metric_files
+from harness.results.manifest import FileEntry, Status, read_manifest
+from harness.results.writers import finalise
 from tests.unit.results.synthetic import (
     FAIRNESS_STEP,
     NO_GPU,
@@ -70,7 +71,7 @@ def test_what_is_not_of_a_metrics_rows_bears_no_metrics_name(copy: Path) -> None
     experiment = next(path for path in copy.glob("resnet50_r3_*") if path.is_dir())
     whole = measure(read_experiment(experiment)).figures
     for metric in ("latency_avg", "latency_p50", "latency_p95", "latency_p99"):
-        metric_files(experiment)[metric].path.unlink()
+        metric_files(experiment)[metric].unlink()
     assert measure(read_experiment(experiment)).figures == whole
 
     (experiment / "requests.parquet").unlink()
@@ -253,7 +254,7 @@ def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:
 
 def unread(experiment: Path, replica: str, between_s: tuple[float, float]) -> None:
     """The replica's counter was not read in these rows, in which the pooled one stands where it stood."""
-    path = metric_files(experiment)["total_count"].path
+    path = metric_files(experiment)["total_count"]
     table = pd.read_csv(path, dtype={"reason": object})
     lost = (table["series"] == replica) & table["elapsed_s"].between(*between_s)
     table.loc[lost, "value"] = float("nan")
@@ -349,7 +350,7 @@ def test_degraded_runs_count_and_show(tmp_path: Path) -> None:
 
 def test_a_damaged_experiment_is_not_used(copy: Path) -> None:
     victim = copy / "resnet50_r1_time-slicing_rep2"
-    path = metric_files(victim)["total_count"].path
+    path = metric_files(victim)["total_count"]
     path.write_text(path.read_text() + "garbage")
     found = analyse(copy)
     (damaged,) = [experiment for experiment in found.experiments if experiment.damage]

@@ -14,7 +14,7 @@ from harness.analysis.report import report_of
 from harness.analysis.summary import headline
 from harness.campaign.publish import publish
 from harness.errors import ResultsPathError, UnlikeResultsError, UsageError
-from harness.results import Status
+from harness.results.manifest import Status
 from harness.spec import ConditionSpec, MpsSpec, Sharing
 from tests.unit.results.synthetic import MPS_CAPACITY, Shape, rates, write_campaign, write_experiment
 

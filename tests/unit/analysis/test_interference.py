@@ -29,10 +29,10 @@ from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate, paired
 from harness.errors import ReasonCode
 from harness.metrics.rows import MetricRow, series_name
-from harness.results import ExperimentWriter, Status, finalise
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
-from harness.results.manifest import Verdict
+from harness.results.manifest import Status, Verdict
 from harness.results.requests import LATENCY
+from harness.results.writers import ExperimentWriter, finalise
 from harness.spec import CampaignSpec, ConditionSpec, LayerSpec, NeighbourSpec, Sharing, WorkloadSpec
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_campaign
 

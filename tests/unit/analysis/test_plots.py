@@ -14,14 +14,13 @@ import pytest
 from PIL import Image
 
 from harness.analysis.campaign import analyse
-from harness.analysis.pages.curves import overview, scaling
-from harness.analysis.pages.plot import Panel, Picture, PlotSeries, ReferenceLine, linear_ticks, log_ticks, thinned
-from harness.analysis.pages.png import png
+from harness.analysis.pages.curves import overview, scaling, timeline
+from harness.analysis.pages.plot import Panel, Picture, PlotSeries, ReferenceLine, linear_ticks, log_ticks, png, thinned
 from harness.analysis.pages.svg import chart, document
-from harness.analysis.pages.timeline import timeline
 from harness.analysis.report import write_plots, write_report
-from harness.results import Manifest, Status, finalise
 from harness.results.layout import metric_files
+from harness.results.manifest import Manifest, Status
+from harness.results.writers import finalise
 from harness.spec import Sharing
 from tests.unit.results.synthetic import (
     METRICS,
@@ -45,9 +44,9 @@ def truncated(folder: Path, rows: int) -> Manifest:
     attempt = folder / "attempts" / "one"
     manifest = write_attempt(attempt, spec, shape, START_S)
     for file in metric_files(attempt).values():
-        lines = file.path.read_text().splitlines()
+        lines = file.read_text().splitlines()
         series = len({line.split(",")[2] for line in lines[1:]})
-        file.path.write_text("\n".join(lines[: 1 + rows * series]) + "\n")
+        file.write_text("\n".join(lines[: 1 + rows * series]) + "\n")
     manifest = manifest.model_copy(update={"rows": rows})
     finalise(attempt, folder / spec.experiment_id, manifest)
     return manifest
@@ -58,7 +57,7 @@ def test_one_workload_has_no_overview_and_two_have(tmp_path: Path) -> None:
     workloads = ["resnet50", "distilbert"]
     both = analyse(write_campaign(tmp_path / "two", workloads=workloads, replicas=[1, 3], repeats=1, shape=SHAPE))
     picture = overview(both)
-    assert "resnet50: 1 replica 1.00" in picture.alt
+    assert "resnet50: 1 at 1, " in picture.alt
     assert {key.name.rpartition(": ")[2] for key in chart(picture).keys} == {"ideal", *workloads}
 
 
@@ -117,7 +116,7 @@ PANELS = (
     ),
     Panel(title="nothing", absent="no GPU was there"),
 )
-PICTURE = Picture("all", "All kinds", "Every kind of panel", PANELS, 2, (240, 200), png=True)
+PICTURE = Picture("all", "All kinds", PANELS, 2, (240, 200), png=True)
 
 
 def test_every_kind_of_panel_is_drawn_for_a_page_and_as_files() -> None:

@@ -22,8 +22,8 @@ from harness.analysis.summary import index as index_of
 from harness.campaign.publish import publish
 from harness.cli import app
 from harness.errors import HarnessError, ResultsPathError, UnlikeResultsError
-from harness.results import Manifest, Status
 from harness.results.files import sha256_of
+from harness.results.manifest import Manifest, Status
 from harness.spec import Sharing
 from tests.unit.results.synthetic import Shape, experiment_spec, manifest_for, write_campaign, write_experiment
 

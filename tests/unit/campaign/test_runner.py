@@ -65,7 +65,7 @@ def test_whoever_watches_is_told_the_figures_that_are_written(stage):
 
     *_, last = (event for event in on.events if isinstance(event, events.RowsRecorded))
     assert {now.series for now in last.now} == {"all", "replica-0", "replica-1"}
-    written = list(read_cells(metric_files(on.folder.final_folder(TWO))["throughput"].path, "throughput"))[-3:]
+    written = list(read_cells(metric_files(on.folder.final_folder(TWO))["throughput"], "throughput"))[-3:]
     assert {now.series: now.requests_per_s for now in last.now} == {series: value for series, _, value, _ in written}
 
 

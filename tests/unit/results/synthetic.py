@@ -18,10 +18,10 @@ import numpy as np
 
 from harness.metrics.catalogue import STANDARD
 from harness.metrics.rows import MetricRow
-from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
 from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
-from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.results.manifest import Gpu, Host, Manifest, Provenance, Software, Status, StepRecord, Verdict
 from harness.results.requests import LATENCY
+from harness.results.writers import ExperimentWriter, finalise
 from harness.spec import (
     CampaignSpec,
     ConditionSpec,

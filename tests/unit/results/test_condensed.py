@@ -18,11 +18,11 @@ from harness.campaign.verify import verify_campaign
 from harness.cli import app
 from harness.errors import ResultsPathError, UsageError
 from harness.results import requests
-from harness.results.condensed import condense, pack
-from harness.results.experiment import finalise
 from harness.results.layout import attempt_folder, neighbour_folder, replica_folder
 from harness.results.manifest import read_manifest
-from harness.results.published import unpack
+from harness.results.packed import pack_columns
+from harness.results.published import condense, unpack
+from harness.results.writers import finalise
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, write_attempt, write_campaign
 
 NAME = "condensed-20260131T000000Z"
@@ -179,7 +179,7 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
 def test_any_integers_come_back(rows: int, tmp_path: Path) -> None:
     kind = np.dtype([(name, "<i8") for name in ("at", "b_ns", "c", "d")])
     table = np.random.default_rng(5).integers(-(2**60), 2**60, (250, 4))[:rows].view(kind)[:, 0]
-    pack(tmp_path / "t.parquet", {name: table[name] for name in kind.names}, 1)
+    pack_columns(tmp_path / "t.parquet", {name: table[name] for name in kind.names}, 1)
     assert np.array_equal(requests.records_of(tmp_path / "t.parquet", kind), table)
 
 
@@ -187,7 +187,7 @@ def test_most_values_fit_into_one_byte_around_their_median(tmp_path: Path) -> No
     latency = np.array([40_000, 40_100, 40_127, 40_050, 39_990])
     start = np.concatenate([[7], 7 + np.cumsum(latency[:-1] + 300)])
     path = tmp_path / "t.parquet"
-    pack(path, {"start_ns": start, "latency_ns": latency, "status": np.full(5, 200)}, 1)
+    pack_columns(path, {"start_ns": start, "latency_ns": latency, "status": np.full(5, 200)}, 1)
     about = json.loads(pq.read_schema(path).metadata[b"harness.packed"])
     assert (about["middles"]["latency_ns"], about["after"]) == (40_050, ["start_ns", "latency_ns"])
     assert about["constants"] == {"status": 200}

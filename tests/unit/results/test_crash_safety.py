@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.results import finalise, verify_experiment
 from harness.results.layout import metric_files
 from harness.results.tables import read_cells
+from harness.results.verification import verify_experiment
+from harness.results.writers import finalise
 from tests.unit.results import victims
 from tests.unit.results.synthetic import METRICS, START_S, Shape, experiment_spec, write_attempt
 
@@ -88,10 +89,10 @@ def test_a_killed_recording_keeps_every_row_handed_over(
         assert set(files) == set(METRICS)
         cut = 0
         for metric, file in files.items():
-            whole, newline, rest = file.path.read_bytes().rpartition(b"\n")
+            whole, newline, rest = file.read_bytes().rpartition(b"\n")
             cut += bool(rest)
-            file.path.write_bytes(whole + newline)
-            times_s = [time_s for _, time_s, _, _ in read_cells(file.path, metric)]
+            file.write_bytes(whole + newline)
+            times_s = [time_s for _, time_s, _, _ in read_cells(file, metric)]
             assert len(times_s) in {ticks, ticks + 1}
             assert not (rest and len(times_s) > ticks)
             assert times_s == [START_S + index for index in range(len(times_s))]

@@ -8,7 +8,8 @@ import pytest
 
 from harness.analysis.metrics.catalogue import ALL
 from harness.errors import ReasonCode
-from harness.results import Manifest, Status, layout
+from harness.results import layout
+from harness.results.manifest import Manifest, Status
 
 PAGE = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
 

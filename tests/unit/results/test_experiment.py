@@ -13,11 +13,13 @@ import pytest
 
 from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError
-from harness.results import Manifest, Status, finalise, read_manifest, requests, verify_experiment
-from harness.results.condensed import condense
+from harness.results import requests
 from harness.results.layout import metric_files
-from harness.results.manifest import content_digest
+from harness.results.manifest import Manifest, Status, content_digest, read_manifest
+from harness.results.published import condense
 from harness.results.tables import read_cells
+from harness.results.verification import verify_experiment
+from harness.results.writers import finalise
 from harness.traffic.records import NONE
 from tests.unit.results.synthetic import (
     GPU_METRICS,
@@ -64,7 +66,7 @@ def test_the_manifest_counts_rows_and_carries_the_verdict(original: Path) -> Non
     manifest = read_manifest(original)
     assert manifest.rows == 21
     assert manifest.files["wide.csv"].rows == 21
-    throughput = metric_files(original)["throughput"].path.name
+    throughput = metric_files(original)["throughput"].name
     assert manifest.files[throughput].rows == 21 * 4
     table = requests.read(original)
     assert table.replicas == (0, 1, 2)
@@ -78,7 +80,7 @@ def test_wide_is_the_table_for_model_training(original: Path) -> None:
     assert len(wide) == 21
     assert wide["cpu_util"].mean() == pytest.approx(100 * 3 / 16, rel=0.02)
     assert wide["ram_usage"].to_list() == [9.3e9] * 21
-    average = pd.read_csv(metric_files(original)["latency_avg"].path).query("series == 'all'")
+    average = pd.read_csv(metric_files(original)["latency_avg"]).query("series == 'all'")
     assert wide["latency"].to_list() == average["value"].to_list()
     assert wide["timestamp"].to_list() == average["timestamp"].to_list()
 
@@ -87,7 +89,7 @@ def test_parquet_holds_every_row_with_its_unit(original: Path) -> None:
     samples = pd.read_parquet(original / "samples.parquet")
     assert list(samples.columns) == ["timestamp", "metric", "series", "value", "reason", "unit"]
     for metric, file in metric_files(original).items():
-        frame = pd.read_csv(file.path)
+        frame = pd.read_csv(file)
         part = samples[samples["metric"] == metric]
         assert part["value"].to_list() == frame["value"].to_list()
         assert part["series"].astype(str).to_list() == frame["series"].to_list()
@@ -99,7 +101,7 @@ def test_without_a_gpu_the_files_are_there_with_the_reason(tmp_path: Path) -> No
     folder = write_experiment(tmp_path, "resnet50", 1, shape=Shape(gpu=False, record_s=20))
     assert verify_experiment(folder).ok
     for metric in GPU_METRICS:
-        with metric_files(folder)[metric].path.open(newline="") as stream:
+        with metric_files(folder)[metric].open(newline="") as stream:
             rows = list(csv.DictReader(stream))
         assert len(rows) == 21
         assert {(row["series"], row["value"], row["reason"]) for row in rows} == {("gpu", "", NO_GPU)}
@@ -119,7 +121,7 @@ def test_an_attempt_that_recorded_nothing_still_says_so_in_every_file(tmp_path: 
     finalise(tmp_path / "attempt", final, manifest)
     assert verify_experiment(final).ok
     for metric, file in metric_files(final).items():
-        assert {reason for *_, reason in read_cells(file.path, metric)} == {reasons[metric]}
+        assert {reason for *_, reason in read_cells(file, metric)} == {reasons[metric]}
     assert len(metric_files(final)) == len(METRICS)
 
 
@@ -131,7 +133,7 @@ def test_a_long_reason_is_cut_in_the_tables_and_whole_in_the_manifest(tmp_path: 
     (tmp_path / "attempt").mkdir()
     final = tmp_path / spec.experiment_id
     finalise(tmp_path / "attempt", final, manifest)
-    (reason,) = {reason for *_, reason in read_cells(metric_files(final)["io_psi"].path, "io_psi")}
+    (reason,) = {reason for *_, reason in read_cells(metric_files(final)["io_psi"], "io_psi")}
     assert len(reason) == 240
     assert story.startswith(reason.removesuffix("..."))
     assert read_manifest(final).absent_metrics["io_psi"] == story
@@ -148,7 +150,7 @@ def test_an_existing_experiment_is_left_alone(original: Path, tmp_path: Path) ->
 
 
 def test_a_hand_edited_csv_is_named_with_both_hashes(experiment: Path) -> None:
-    path = metric_files(experiment)["throughput"].path
+    path = metric_files(experiment)["throughput"]
     expected = read_manifest(experiment).files[path.name].sha256
     path.write_text(path.read_text().replace(",replica-1,1", ",replica-1,9", 1))
     outcome = verify_campaign(experiment.parent)
@@ -224,7 +226,7 @@ Damage = Callable[[list[str]], list[str]]
 def damaged_attempt(folder: Path, damage: Damage) -> tuple[Path, Manifest]:
     spec = experiment_spec("resnet50", 1, 1, SHAPE)
     manifest = write_attempt(folder, spec, SHAPE, START_S)
-    path = metric_files(folder)["io_psi"].path
+    path = metric_files(folder)["io_psi"]
     path.write_text("\n".join(damage(path.read_text().splitlines())) + "\n")
     return path, manifest
 

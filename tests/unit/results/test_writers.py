@@ -12,9 +12,12 @@ import pytest
 
 from harness.errors import ConflictError, StorageError
 from harness.metrics.rows import MetricRow
-from harness.results import ExperimentWriter, Manifest, atomic_write, finalise, verify_experiment
+from harness.results.files import atomic_write
 from harness.results.layout import from_iso, iso, metric_files
+from harness.results.manifest import Manifest
 from harness.results.tables import read_cells
+from harness.results.verification import verify_experiment
+from harness.results.writers import ExperimentWriter, finalise
 from tests.unit.results.synthetic import METRICS, START_S, Shape, experiment_spec, row_of_everything, write_attempt
 
 
@@ -69,7 +72,7 @@ def test_rows_come_back_as_they_went_in(tmp_path: Path) -> None:
     ]
     with writer_in(tmp_path) as writer:
         writer.write(rows)
-    back = list(read_cells(metric_files(tmp_path)["throughput"].path, "throughput"))
+    back = list(read_cells(metric_files(tmp_path)["throughput"], "throughput"))
     assert [(series, value, reason) for series, _, value, reason in back] == [
         (row.series, row.value, row.reason) for row in rows
     ]
@@ -85,10 +88,10 @@ def test_time_round_trips_to_the_millisecond() -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     with writer_in(tmp_path) as writer:
         writer.write([MetricRow("throughput", "all", START_S, 1.0)])
-    before = metric_files(tmp_path)["throughput"].path.read_bytes()
+    before = metric_files(tmp_path)["throughput"].read_bytes()
     with pytest.raises(ConflictError, match="never overwritten"):
         writer_in(tmp_path)
-    assert metric_files(tmp_path)["throughput"].path.read_bytes() == before
+    assert metric_files(tmp_path)["throughput"].read_bytes() == before
 
 
 def test_atomic_write_refuses_to_overwrite_unless_told(tmp_path: Path) -> None:
@@ -120,7 +123,7 @@ def check_full_disk(folder: Path, *, match: str) -> None:
     assert str(folder) in str(caught.value)
     assert written > 10
     for metric, file in metric_files(folder).items():
-        rows = list(read_cells(file.path, metric))  # every line parses: the torn one was cut off
+        rows = list(read_cells(file, metric))  # every line parses: the torn one was cut off
         assert len(rows) in {written, written + 1}
 
 
@@ -171,7 +174,7 @@ def test_a_disk_that_fills_up_while_finalising_keeps_the_attempt(small_disk: Pat
     with ballast.open("wb", buffering=0) as stream, suppress(OSError):
         while stream.write(b"x" * 4096):
             pass
-    before = {file.path: file.path.read_bytes() for file in metric_files(attempt).values()}
+    before = {file: file.read_bytes() for file in metric_files(attempt).values()}
     with pytest.raises(StorageError, match="No space left on device"):
         finalise(attempt, disk / manifest.experiment_id, manifest)
     assert {path: path.read_bytes() for path in before} == before

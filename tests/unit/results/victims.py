@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from harness.results import atomic_write, finalise
+from harness.results.files import atomic_write
 from harness.results.manifest import Manifest
-from harness.results.writers import ExperimentWriter
+from harness.results.writers import ExperimentWriter, finalise
 from tests.unit.results.synthetic import METRICS, START_S, row_of_everything
 
 
