@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun
 from harness.analysis.client_result import read_scenarios
-from harness.analysis.comparability import gpu_names
+from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.contrast import Contrasts
 from harness.analysis.contrasts.outcome import Outcome
@@ -24,14 +24,16 @@ from harness.errors import ResultsPathError, counted
 from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
 from harness.spec.scenario import OPEN_LOOP, ScenarioKind
-from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
+from harness.spec.workload import BUILTIN_WORKLOADS
 
 FEW_REPEATS = 3
 UNSTEADY_PERCENT = 5.0
 MOST = 3
 """Sentences of a headline; what there is besides stands further down."""
 MANY_DEGRADED = 5
-BEST_EFFORT = "BestEffort"
+_BEST_EFFORT = "BestEffort"
+_DEVICE = "GPU device"
+"""Of the surroundings; one replica needs fewer devices than two."""
 _OF_SEVERAL = {"fairness", "jain"}
 _CLOSED_LOOP = (
     "sends its next request when the last is answered (closed loop): latency is service time beside "
@@ -47,14 +49,12 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
     """The answer to what the campaign asked, at most ``MOST`` sentences.
 
     Args:
-        analysis: of the campaign.
         best: of a stress campaign with an objective, the highest goodput.
         against_first: of a campaign with conditions, what each costs.
     """
     if analysis.stress_series:
-        return (
-            goodput_in_words(best) or [sentence for series in analysis.stress_series for sentence in series.sentences()]
-        )[:MOST]
+        raised = [sentence for series in analysis.stress_series for sentence in series.sentences()]
+        return (goodput_in_words(best) or raised)[:MOST]
     if against_first and against_first.overheads:
         return [*against_first.worst(), *against_first.verdicts()][:MOST]
     if analysis.progress and (listed := analysis.progress.sentences()):
@@ -105,10 +105,8 @@ def limits(analysis: CampaignAnalysis) -> list[str]:
         for run in analysis.experiments
         if run.used and (scenario := run.data.manifest.experiment.workload.scenario)
     }
-    if not scenarios:
-        return []
     try:
-        results = read_scenarios(analysis.folder)
+        results = read_scenarios(analysis.folder) if scenarios else []
     except ResultsPathError:  # all of them are damaged, which the commands that read them say
         return []
     met = {
@@ -312,13 +310,13 @@ def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
         for experiment in analysis.experiments
         if (percent := experiment.measured.figures.get("cpu_psi")) is not None
         and load_state(percent) is not LoadState.EMPTY
-        and any(replica.get("qos_class") == BEST_EFFORT for replica in experiment.data.manifest.replicas)
+        and any(replica.get("qos_class") == _BEST_EFFORT for replica in experiment.data.manifest.replicas)
     ]
     if not waited:
         return []
     most, percent = max(waited, key=lambda wait: wait[1])
     sentence = (
-        f"The replicas of {counted(len(waited), 'experiment')} reserved nothing (class {BEST_EFFORT}) on a node where processes waited "
+        f"The replicas of {counted(len(waited), 'experiment')} reserved nothing (class {_BEST_EFFORT}) on a node where processes waited "
         f"for a processor, for up to {percent:.0f} % of the time ({most}): whoever else computed there came before them. "
         "With kubernetes.reserve: {cpu: ...} they have a share of their own."
     )
@@ -356,24 +354,14 @@ def remarks(experiment: MeasuredRun) -> list[str]:
 
 def _mixed(analysis: CampaignAnalysis) -> list[str]:
     manifests = [experiment.data.manifest for experiment in analysis.experiments]
-    facts = {
-        "GPUs": {gpu_names(manifest) for manifest in manifests},
-        "GPU drivers": {", ".join(str(gpu.driver) for gpu in manifest.gpus) for manifest in manifests},
-        "CPUs": {manifest.provenance.host.cpu_model for manifest in manifests},
-        "kernels": {manifest.provenance.host.kernel for manifest in manifests},
-        "versions of the harness": {
-            (manifest.provenance.software.git_commit or manifest.provenance.software.harness)[:12]
-            for manifest in manifests
-        },
-    }
-    sentences = [
-        f"The experiments ran on different {name}: {'; '.join(sorted(values))}."
-        for name, values in facts.items()
-        if len(values) > 1
-    ]
+    sentences = []
+    for name, fact in {**MACHINE, **SURROUNDINGS}.items():
+        values = list(dict.fromkeys(map(fact, manifests)))
+        if len(values) > 1 and name != _DEVICE:
+            sentences.append(f"The experiments differ in {name}: {'; '.join(values)}.")
     devices = {gpu.uuid for manifest in manifests for gpu in manifest.gpus}
     most = max((len(manifest.gpus) for manifest in manifests), default=0)
-    if len(devices) > most and len(facts["GPUs"]) == 1:
+    if len(devices) > most and len(set(map(gpu_names, manifests))) == 1:
         sentences.append(f"The experiments ran on {len(devices)} different devices of the same model.")
     if any(manifest.provenance.software.git_dirty for manifest in manifests):
         sentences.append("The harness had uncommitted changes when it ran.")
@@ -381,37 +369,31 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
 
 
 def _nature(analysis: CampaignAnalysis) -> list[str]:
-    workloads = {
-        e.data.manifest.experiment.workload.name: e.data.manifest.experiment.workload for e in analysis.experiments
-    }
-    random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
-    sentences = _loops(list(workloads.values()))
-    if random:
-        sentences.append(
-            f"Weights are random, from a seed ({', '.join(random)}): the speed is real, the answers mean nothing."
-        )
-    return sentences
-
-
-def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
-    """Who makes the requests, and what latency means then."""
+    """Who makes the requests, what latency means then, and what the answers are worth."""
+    specs = [experiment.data.manifest.experiment.workload for experiment in analysis.experiments]
+    workloads = list({workload.name: workload for workload in specs}.values())
+    sentences = []
     closed = [workload.name for workload in workloads if workload.scenario is None and workload.server is None]
-    by_scenario: dict[str, list[str]] = {}
+    by_scenario: dict[ScenarioKind, list[str]] = {}
     for workload in workloads:
+        if workload.server is not None:
+            ran = " that ran already" if workload.server.url else ""
+            sentences.append(
+                f"{workload.name} is a server of your own{ran}; each is sent {workload.server.load_in_words()}, and latency is the "
+                "client's, from the intended time."
+            )
         if workload.scenario is not None:
-            by_scenario.setdefault(workload.scenario.kind.value, []).append(workload.name)
-    sentences = [
-        f"{workload.name} is a server of your own{' that ran already' if workload.server.url else ''}; each is sent {workload.server.load_in_words()}, and latency is the client's, "
-        "from the intended time."
-        for workload in workloads
-        if workload.server is not None
-    ]
+            by_scenario.setdefault(workload.scenario.kind, []).append(workload.name)
     if closed:
         who = "Every replica" if len(closed) == len(workloads) else f"Every replica of {', '.join(closed)}"
         sentences.append(f"{who} {_CLOSED_LOOP}")
     for kind, names in by_scenario.items():
-        how = _OPEN_LOOP if ScenarioKind(kind) in OPEN_LOOP else "come from LoadGen, one query after another."
-        sentences.append(f"Requests of {', '.join(names)} (scenario {kind}) {how}")
+        how = _OPEN_LOOP if kind in OPEN_LOOP else "come from LoadGen, one query after another."
+        sentences.append(f"Requests of {', '.join(names)} (scenario {kind.value}) {how}")
+    random = [it.name for it in workloads if it.checkpoint is None and it.target in BUILTIN_WORKLOADS]
+    if random:
+        whose = ", ".join(random)
+        sentences.append(f"Weights are random, from a seed ({whose}): the speed is real, the answers mean nothing.")
     return sentences
 
 

@@ -36,10 +36,12 @@ from harness.analysis.questions.condition_overhead import Interference, interfer
 from harness.analysis.questions.isolation import isolated, overheads
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.questions.sharing_cost import (
+    BUSY_PERCENT,
     cost_answer,
-    cost_per_million,
+    cost_of,
     fairness_answer,
-    kwh_per_million,
+    kwh_of,
+    per_million,
     price_answer,
     prices,
     switching_answer,
@@ -327,6 +329,8 @@ def write_comparison(
         "isolation": isolated(comparison, against_first),
         "curves": _curves(comparison, query),
         "prices": prices(query),
+        "busy_percent": BUSY_PERCENT,
+        "bounded": [mode for mode in MODES.values() if mode.most_processes],
         **tables_of(against_first),
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
@@ -346,9 +350,10 @@ def _curves(comparison: Comparison, query: ComparisonQuery) -> list[Picture]:
             CurveRow(Curve("latency_p99_exact", scale=1e3), "p99, ms", logarithmic=True, line=limit_s),
         ],
     )
-    cost = Curve("cost", pick=lambda cell: cost_per_million(cell, query))
-    energy = Curve("energy", pick=kwh_per_million)
-    last = CurveRow(cost, f"cost, {query.currency}".rstrip(", ")) if query.priced else CurveRow(energy, "kWh")
+    last = CurveRow(Curve("energy", pick=lambda cell: per_million(cell, kwh_of)), "kWh")
+    if query.priced:
+        price = Curve("cost", pick=lambda cell: per_million(cell, cost_of(query)))
+        last = CurveRow(price, f"cost, {query.currency}".rstrip(", "))
     share = by_workload(
         comparison,
         "share",

@@ -223,9 +223,7 @@ def content_digest(content: Mapping[str, Any]) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of one finished experiment.
 
-    Raises:
-        ResultsPathError: there is none, or it is not one of ours; says at which field.
-        StorageError: it cannot be read.
+    Raises ResultsPathError (there is none, or it is not one of ours; says at which field), StorageError.
     """
     path = folder / MANIFEST
     with storage_errors(path, "read"):

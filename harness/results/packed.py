@@ -44,9 +44,7 @@ def int64_array(values: Nanoseconds, valid: npt.NDArray[np.bool_] | None = None)
 def read_columns(path: Path) -> tuple[dict[str, Nanoseconds], Mapping[bytes, bytes]]:
     """The columns of a file, packed or not, NONE for null, and its metadata.
 
-    Raises:
-        ResultsPathError: the file is not whole, or something else.
-        StorageError: it cannot be read.
+    Raises ResultsPathError (the file is not whole, or something else), StorageError.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

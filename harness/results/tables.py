@@ -36,9 +36,7 @@ class Grid:
 def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | None, str]]:
     """The rows of one metric CSV, in the file's order: series, time in seconds since the epoch, value, reason.
 
-    Raises:
-        ResultsPathError: a line is not what the harness writes; says which.
-        StorageError: the file cannot be read.
+    Raises ResultsPathError (a line is not what the harness writes; says which), StorageError (the file cannot be read).
     """
     with storage_errors(path, "read"), path.open(newline="", encoding="utf-8") as stream:
         reader = csv.reader(stream)

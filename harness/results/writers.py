@@ -57,9 +57,7 @@ class ExperimentWriter:
         folder: the attempt's folder; made when it is not there.
         start_s: UTC start of the recording, seconds since the epoch; row 0.
 
-    Raises:
-        ConflictError: one of the files exists.
-        StorageError: the folder cannot be written.
+    Raises ConflictError (one of the files exists), StorageError.
     """
 
     def __init__(

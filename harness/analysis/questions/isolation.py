@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 
 from harness.analysis.campaign import CampaignAnalysis, shared
@@ -12,7 +12,7 @@ from harness.analysis.contrasts.comparison import CellKey, Comparison, settings_
 from harness.analysis.contrasts.contrast import corrected
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
-from harness.analysis.questions.condition_overhead import Interference, Overhead, interference
+from harness.analysis.questions.condition_overhead import Interference, Kept, Overhead, interference
 from harness.analysis.questions.recommendation import certainty, costs
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, unpaired
 
@@ -23,31 +23,6 @@ NOT_MEASURED = (
 ONE_MODE = (
     "No neighbour was measured under two modes, so that there is nothing to choose from; two in `sharing` would tell."
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What one mode leaves of a service beside its worst neighbour. ``deaths``: in how many of how many runs, by condition."""
-
-    mode: str
-    worst: Overhead | None
-    deaths: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """The lower the better: a service that lives before one that dies, then the one that keeps more."""
-        dies = max((died / runs for died, runs in self.deaths.values()), default=0.0)
-        return dies, self.worst.percent.mean if self.worst else 100.0
-
-    def in_words(self, where: str) -> str:
-        """``62.2 % of its throughput kept (58.5 to 66.2)``, where, and where it died: ``, and died under beside-crash in 2 of 2 runs``."""
-        deaths = [f"under {name} in {died} of {runs} runs" for name, (died, runs) in self.deaths.items()]
-        died = f", and died {', '.join(deaths)}" if deaths else ""
-        if self.worst is None:
-            return f"no figure{where}{died}"
-        interval = ratio_interval(self.worst.contrast.ratio.scaled(100))
-        kept = f"{number(100 - self.worst.percent.mean)} % of its throughput kept{f' ({interval})' if interval else ''}"
-        return f"{kept}{where}, {self.worst.key.condition}{died}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +78,7 @@ class Isolation:
 
     Attributes:
         best: the mode for every service that was measured beside neighbours under several modes.
-        instead: why no mode can be named, in a sentence, with what is known; empty where one is.
+        instead: why no mode can be named, with what is known; empty where one is.
         conditions: what those are that all this names.
         apart: with which settings and GPU that was measured, where it was by a campaign that stands beside the others.
     """
@@ -154,22 +129,13 @@ def _apart(beside: CampaignAnalysis | None) -> str:
 def isolation_choices(
     comparison: Comparison, beside: CampaignAnalysis, interference: Interference
 ) -> list[IsolationChoice]:
-    """The best mode for every service that was measured beside the same neighbours under several modes.
-
-    Args:
-        comparison: where the costs are looked up.
-        beside: the campaign with conditions.
-        interference: its overheads.
-    """
+    """The best mode for every service that was measured beside the same neighbours under several modes; ``comparison`` has the costs."""
     conditions = [condition.name for condition in beside.spec.conditions if condition.neighbours] if beside.spec else []
     ranked: dict[CellKey, list[Kept]] = {}
     neighbours: dict[CellKey, int] = {}
-    for service in dict.fromkeys(CellKey(key.workload, key.replicas) for key in interference.overheads):
+    for service in interference.services():
         common = _common(interference, service, conditions)
-        kept = sorted(
-            (_kept(interference, service, mode, common) for mode in _modes(interference, service)),
-            key=lambda mode: mode.rank,
-        )
+        kept = interference.kept(service, common)
         if common and len(kept) > 1:
             ranked[service], neighbours[service] = kept, len(common)
     tests = {
@@ -197,10 +163,6 @@ def _test(best: Kept, other: Kept) -> LogRatio | None:
         return None
 
 
-def _modes(interference: Interference, service: CellKey) -> list[str]:
-    return list(dict.fromkeys(key.mode for key in interference.overheads if (key.workload, key.replicas) == service))
-
-
 def _common(interference: Interference, service: CellKey, conditions: Sequence[str]) -> list[str]:
     """The conditions that every mode has an outcome of: a figure, or a death."""
     modes: dict[str, set[str]] = {}
@@ -208,18 +170,8 @@ def _common(interference: Interference, service: CellKey, conditions: Sequence[s
         measured = isinstance(by_measure["throughput"], Overhead) or key in interference.died
         if (key.workload, key.replicas) == service and measured:
             modes.setdefault(key.condition, set()).add(key.mode)
-    return [name for name in conditions if modes.get(name) == set(_modes(interference, service))]
-
-
-def _kept(interference: Interference, service: CellKey, mode: str, conditions: Sequence[str]) -> Kept:
-    keys = [
-        key
-        for key in interference.overheads
-        if (key.workload, key.replicas, key.mode) == (*service, mode) and key.condition in conditions
-    ]
-    losses = [loss for key in keys if isinstance(loss := interference.overheads[key]["throughput"], Overhead)]
-    worst = max(losses, key=lambda loss: loss.percent.mean, default=None)
-    return Kept(mode, worst, {key.condition: interference.died[key] for key in keys if key in interference.died})
+    every_mode = {key.mode for key in interference.overheads if (key.workload, key.replicas) == service}
+    return [name for name in conditions if modes.get(name) == every_mode]
 
 
 def _gain(

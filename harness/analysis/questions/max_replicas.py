@@ -13,7 +13,7 @@ from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.statistics import Estimate
 from harness.analysis.statistics.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
-from harness.sharing.modes import MODES, mode_of
+from harness.sharing.modes import mode_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,6 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     return QuestionAnswer(
         "carrying",
         "How many replicas fit?",
-        "The law is the simplest that the runs do not contradict (lack-of-fit test on the logarithms, 5 %): linear, a "
-        "bottleneck, one with a switching cost, Amdahl's, the universal scalability law. A count is within the limit when the whole 95 % interval of "
-        "its p99 is. Replicas that fit count GPU memory at the use measured, or at the limit that MPS "
-        f"sets, and no more than {_bounds()}.",
         sentences,
         Table.of(
             ["Workload", "Run as", "Law", "Parameters", *limit_column, "Memory of a replica"],
@@ -153,11 +149,6 @@ def _scaling_in_words(scaling: Scaling, most: int) -> str:
     full = "" if point is None else f"; it grows up to about {number(point)} replicas"
     parameters = f" ({text})" if (text := _parameters(scaling)) else ""
     return f"throughput follows the law {scaling.best.law.name}{parameters} up to {most} replicas measured{full}."
-
-
-def _bounds() -> str:
-    limited = [mode for mode in MODES.values() if mode.most_processes]
-    return ", ".join(f"the {mode.most_processes} clients that {mode.sharing.value.upper()} takes" for mode in limited)
 
 
 def memory_entry(cell: Cell) -> Entry:

@@ -22,8 +22,7 @@ class QuestionAnswer:
     """What the measurements say to one question.
 
     Attributes:
-        name: anchor on the page.
-        how: how the figures are defined, in a sentence or two.
+        name: anchor on the page, which defines the figures by it.
         sentences: the answer; empty when nothing measured says anything.
         missing: which measurements would answer what these do not.
         table_first: whether the table is the answer, and the sentences say the same in words.
@@ -31,7 +30,6 @@ class QuestionAnswer:
 
     name: str
     question: str
-    how: str
     sentences: list[str] = field(default_factory=list)
     table: Table | None = None
     pictures: list[Picture] = field(default_factory=list)

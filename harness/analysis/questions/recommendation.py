@@ -12,7 +12,7 @@ from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
-from harness.analysis.questions.sharing_cost import cost_of_run
+from harness.analysis.questions.sharing_cost import cost_of
 from harness.analysis.statistics import t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
@@ -64,7 +64,7 @@ class Goal:
 
 def goals(query: ComparisonQuery) -> list[Goal]:
     """Those that can be judged without further input, and those that a limit or a price makes possible."""
-    limit_s, cost = query.latency_limit_s, cost_of_run(query)
+    limit_s, cost = query.latency_limit_s, cost_of(query)
     throughput = Goal(MOST_THROUGHPUT, "throughput", "req/s", highest=True, reached=True)
     within = "" if limit_s is None else f"highest throughput with p99 within {quantity(limit_s, 's')}"
     return [
@@ -164,9 +164,6 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     return QuestionAnswer(
         "choosing",
         "Which mode for which workload?",
-        "Each cell: the best way of running and its mean, then its ratio to the next way, each with the number of replicas at which it does "
-        "best by the goal; that of the next way is named where it is another. Where there is no significant difference, either is named with "
-        "the better mean. What the best costs significantly by other metrics is against the same runner-up.",
         _sentences(best),
         Table.of(HEADERS, [_row(choice) for choice in best], words=6) if best else None,
         missing=missing,

@@ -42,8 +42,6 @@ def cost_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnsw
     return QuestionAnswer(
         "cost",
         "What does each mode cost?",
-        "Throughput is that of all replicas together. Alone is one replica with the GPU to itself: of the exclusive mode "
-        "where it was measured, else one replica under the same mode.",
         [sentence for workload in comparison.workloads() for sentence in _costs_in_words(comparison, workload)],
         cell_table(comparison, columns),
         missing=comparison.missing_modes(),
@@ -109,8 +107,6 @@ def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> Question
     return QuestionAnswer(
         "isolation",
         "How well does it isolate?",
-        "Perfect isolation is a p99 that company does not change (1 against alone) and replicas that all get the same "
-        "(slowest over fastest and Jain's index 1).",
         [sentence for workload in comparison.workloads() for sentence in _fairness_in_words(comparison, workload)],
         table,
         missing=[
@@ -235,9 +231,6 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
     return QuestionAnswer(
         "switching",
         "What does context switching cost?",
-        "At equal work on a busy GPU, a request takes 1 / (throughput of all) of GPU time. Switching costs what that time "
-        f"grows by when processes take turns: against one process that keeps the GPU at least {BUSY_PERCENT:.0f} % busy by itself, the switching "
-        "proper; against the same processes under MPS, everything that taking turns gives up, running side by side included.",
         [cost.sentence for cost in costs],
         Table.of(["Workload", "Replicas", "Against", "Extra time per request", "Of its time", "p"], rows, words=3)
         if rows
@@ -259,55 +252,33 @@ def _against(comparison: Comparison, cell: Cell, reference: Cell, name: str) -> 
     return [Switching(cell.workload, cell.replicas, name, extra, ratio.mean - 1, contrast.corrected_p)]
 
 
-def kwh_per_million(cell: Cell) -> Estimate | None:
-    """GPU energy of a million inferences, kWh, over the repeats; None where no energy was measured."""
-    return _over_runs(cell, _kwh)
+def per_million(cell: Cell, value: Value | None) -> Estimate | None:
+    """What a million inferences take by ``kwh_of``, ``gpu_hours_of`` or ``cost_of``, over the repeats; None where no run has it."""
+    known = [figure for run in cell.used if value and (figure := value(run)) is not None]
+    return t_interval(known, shared(cell)) if known else None
 
 
-def gpu_hours_per_million(cell: Cell) -> Estimate | None:
-    """GPU hours that a million inferences take, over the repeats; None where no throughput was measured."""
-    return _over_runs(cell, _gpu_hours)
+def kwh_of(run: MeasuredRun) -> float | None:
+    """GPU energy of a million inferences."""
+    energy_j, inputs = run.measured.figures.get("energy"), run.data.manifest.inputs_per_request
+    return energy_j / inputs * _MILLION / _J_PER_KWH if energy_j is not None and inputs else None
 
 
-def cost_per_million(cell: Cell, query: ComparisonQuery) -> Estimate | None:
-    """Price of a million inferences, in the currency of the prices given; None without a price or without its figure.
-
-    With a price for energy and no energy measured there is none: half of a cost is no cost.
-    """
-    return _over_runs(cell, lambda run: _cost(run, query)) if query.priced else None
+def gpu_hours_of(run: MeasuredRun) -> float | None:
+    """GPU hours of a million inferences."""
+    inputs = run.measured.figures.get("inputs")
+    return _MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
 
 
-def cost_of_run(query: ComparisonQuery) -> Value | None:
-    """Gives that of one run, where it has what a price was given for; None without a price."""
-    return (lambda run: _cost(run, query)) if query.priced else None
+def cost_of(query: ComparisonQuery) -> Value | None:
+    """Gives the price of a million inferences of one run, None where it lacks what has a price: half of a cost is no cost."""
 
+    def of_run(run: MeasuredRun) -> float | None:
+        priced = ((query.price_per_gpu_hour, gpu_hours_of(run)), (query.price_per_kwh, kwh_of(run)))
+        parts = [None if amount is None else price * amount for price, amount in priced if price is not None]
+        return None if None in parts else sum(part for part in parts if part is not None)
 
-def price_answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
-    """At what price? Energy, GPU time and money for a million inferences."""
-    columns: dict[str, ColumnOf] = {
-        "Energy": lambda _arm, cell: figure_entry(kwh_per_million(cell), "kWh", cell.absent.get("energy", "")),
-        "GPU time": lambda _arm, cell: figure_entry(
-            gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")
-        ),
-    }
-    missing = []
-    if not any(kwh_per_million(cell) for *_, cell in comparison.cells()):
-        missing.append("Energy takes a GPU that tells its power.")
-    if query.priced:
-        columns["Cost"] = lambda _arm, cell: figure_entry(
-            cost_per_million(cell, query), query.currency, cell.absent.get("energy", "no throughput")
-        )
-    else:
-        missing.append("For money, give prices: harness compare ... --price-per-gpu-hour 3.50 --price-per-kwh 0.25")
-    return QuestionAnswer(
-        "price",
-        "At what price?",
-        "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
-        "is one input, as the replicas counted them." + (f" Prices: {prices(query)}." if query.priced else ""),
-        [sentence for workload in comparison.workloads() if (sentence := _price_in_words(comparison, workload, query))],
-        cell_table(comparison, columns),
-        missing=missing,
-    )
+    return of_run if query.priced else None
 
 
 def prices(query: ComparisonQuery) -> str:
@@ -317,44 +288,39 @@ def prices(query: ComparisonQuery) -> str:
     return ", ".join(f"{price:g}{unit} per {what}" for price, what in given if price is not None)
 
 
+def price_answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
+    """At what price? Energy, GPU time and money for a million inferences."""
+
+    def column(value: Value | None, unit: str, name: str) -> ColumnOf:
+        return lambda _arm, cell: figure_entry(per_million(cell, value), unit, cell.absent.get(name, "not measured"))
+
+    columns = {"Energy": column(kwh_of, "kWh", "energy"), "GPU time": column(gpu_hours_of, "h", "throughput")}
+    missing = []
+    if not any(per_million(cell, kwh_of) for *_, cell in comparison.cells()):
+        missing.append("Energy takes a GPU that tells its power.")
+    if query.priced:
+        columns["Cost"] = column(cost_of(query), query.currency, "energy")
+    else:
+        missing.append("For money, give prices: harness compare ... --price-per-gpu-hour 3.50 --price-per-kwh 0.25")
+    return QuestionAnswer(
+        "price",
+        "At what price?",
+        [sentence for workload in comparison.workloads() if (sentence := _price_in_words(comparison, workload, query))],
+        cell_table(comparison, columns),
+        missing=missing,
+    )
+
+
 def _price_in_words(comparison: Comparison, workload: str, query: ComparisonQuery) -> str:
-    """The cheapest way of a workload, and the dearest."""
+    """The cheapest configuration of a workload, and the dearest."""
+    value, unit, verb = (cost_of(query), query.currency, "cost") if query.priced else (kwh_of, "kWh", "take")
     known = [
-        (estimate, arm.label, count)
+        (estimate, f"{with_interval(estimate, unit)} with {replicas_in_words(count)} under {arm.label}")
         for name, arm, count, cell in comparison.cells()
-        if name == workload and (estimate := cost_per_million(cell, query) if query.priced else kwh_per_million(cell))
+        if name == workload and (estimate := per_million(cell, value))
     ]
     if not known:
         return ""
-    cheap, dear = min(known, key=lambda way: way[0].mean), max(known, key=lambda way: way[0].mean)
-    unit, verb = (query.currency, "cost") if query.priced else ("kWh", "take")
-    head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
-    if cheap is dear:
-        return f"{head}."
-    return f"{head}, and {with_interval(dear[0], unit)} with {replicas_in_words(dear[2])} under {dear[1]}."
-
-
-def _over_runs(cell: Cell, value: Value) -> Estimate | None:
-    """The mean of what the runs that are used have."""
-    known = [figure for run in cell.used if (figure := value(run)) is not None]
-    return t_interval(known, shared(cell)) if known else None
-
-
-def _kwh(run: MeasuredRun) -> float | None:
-    energy_j = run.measured.figures.get("energy")
-    inputs = run.data.manifest.inputs_per_request
-    if energy_j is None or not inputs:
-        return None
-    return energy_j / inputs * _MILLION / _J_PER_KWH
-
-
-def _gpu_hours(run: MeasuredRun) -> float | None:
-    inputs = run.measured.figures.get("inputs")
-    return _MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
-
-
-def _cost(run: MeasuredRun, query: ComparisonQuery) -> float | None:
-    hours, kwh = _gpu_hours(run), _kwh(run)
-    if (query.price_per_gpu_hour is not None and hours is None) or (query.price_per_kwh is not None and kwh is None):
-        return None
-    return (query.price_per_gpu_hour or 0.0) * (hours or 0.0) + (query.price_per_kwh or 0.0) * (kwh or 0.0)
+    ranked = sorted(known, key=lambda way: way[0].mean)
+    ends = dict.fromkeys(words for _, words in (ranked[0], ranked[-1]))  # once, where there is one
+    return f"{workload}: a million inferences {verb} {', and '.join(ends)}."

@@ -16,7 +16,7 @@ from harness.analysis.questions.isolation import overheads
 from harness.analysis.questions.max_replicas import carried, memory_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer, comparison_query
 from harness.analysis.questions.recommendation import choices, costs
-from harness.analysis.questions.sharing_cost import cost_per_million, gpu_hours_per_million, kwh_per_million, switching
+from harness.analysis.questions.sharing_cost import cost_of, gpu_hours_of, kwh_of, per_million, switching
 from harness.analysis.report import answer_all, mps_limits, write_comparison
 from harness.analysis.statistics import Estimate, t_interval
 from harness.errors import UsageError
@@ -202,21 +202,21 @@ def test_campaigns_with_nothing_in_common_are_compared_by_mode(tmp_path: Path) -
 def test_energy_time_and_price_of_a_million(pool: Comparison) -> None:
     cell = setup(pool, "time-slicing").cells[CellKey("resnet50", 3)]
     rate = sum(rates("resnet50", 3, SHAPE))
-    kwh, hours = kwh_per_million(cell), gpu_hours_per_million(cell)
+    kwh, hours = per_million(cell, kwh_of), per_million(cell, gpu_hours_of)
     assert kwh.mean == pytest.approx(POWER_W / rate * 1e6 / 3.6e6, rel=0.02)
     assert hours.mean == pytest.approx(1e6 / rate / 3600, rel=0.02)
-    cost = cost_per_million(cell, ComparisonQuery(price_per_gpu_hour=3.0, price_per_kwh=0.25))
+    cost = per_million(cell, cost_of(ComparisonQuery(price_per_gpu_hour=3.0, price_per_kwh=0.25)))
     assert cost.mean == pytest.approx(3 * hours.mean + 0.25 * kwh.mean)
     assert cost.half_width is not None
-    assert cost_per_million(cell, ComparisonQuery()) is None
+    assert per_million(cell, cost_of(ComparisonQuery())) is None
 
 
 def test_half_of_a_cost_is_no_cost(tmp_path: Path) -> None:
     folder = write_campaign(tmp_path / "cpu", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=False))
     (only,) = gather([folder]).arms
     cell = only.cells[CellKey("resnet50", 1)]
-    assert cost_per_million(cell, ComparisonQuery(price_per_kwh=0.25)) is None
-    assert cost_per_million(cell, ComparisonQuery(price_per_gpu_hour=3.0)) is not None
+    assert per_million(cell, cost_of(ComparisonQuery(price_per_kwh=0.25))) is None
+    assert per_million(cell, cost_of(ComparisonQuery(price_per_gpu_hour=3.0))) is not None
 
 
 def test_what_is_missing_names_the_run_that_would_tell(half_idle: Comparison) -> None:

@@ -15,7 +15,7 @@ from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, analyse
 from harness.analysis.contrasts.comparison import Comparison, gather
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.pages.plot import Picture
+from harness.analysis.pages.plot import Panel, Picture
 from harness.analysis.pages.tables import overhead_table
 from harness.analysis.questions.condition_overhead import (
     Interference,
@@ -237,10 +237,8 @@ def test_what_the_worst_neighbour_takes_in_the_mean_and_kills_is_one_sentence(an
     found = interference(replace(analysis, cells=[killed if cell is dead else cell for cell in analysis.cells]))
 
     (said,) = found.worst()
-    assert said.startswith(
-        "resnet50, 1 replica, against alone: mean throughput lost beside the worst: 20.0 % under time-slicing (beside, "
-    )
-    assert said.endswith("; under time-slicing it died hooked in 1 of 3 runs.")
+    assert said.startswith("resnet50, 1 replica, against alone: under time-slicing 80.0 % of its throughput kept (")
+    assert said.endswith(" under its worst, beside, and died under hooked in 1 of 3 runs.")
 
 
 @pytest.mark.parametrize(
@@ -277,7 +275,7 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
     reason, said, conditions, measured = isolated(pool, overheads(pool)).sentences
     assert conditions == "(beside: 2 replicas of whisper beside.)"
     assert reason.startswith("No neighbour was measured under two modes")
-    assert "beside the worst: 20.0 % under time-slicing" in said
+    assert "under time-slicing 80.0 % of its throughput kept" in said
     assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
     assert isolated(gather([analysis.folder], read=read.__getitem__), interference(analysis)).apart == ""
@@ -367,7 +365,7 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 
 def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
     # The plots of nine experiments take most of a minute, and are none of this section's.
-    monkeypatch.setattr(report, "timeline", lambda one: Picture(one.name, "none", "none", []))
+    monkeypatch.setattr(report, "timeline", lambda one: Picture(one.name, "none", [Panel(title="none")]))
     monkeypatch.setattr(report, "scaling", lambda _analysis, _workload: None)
 
     page = write_report(folder).read_text()
