@@ -18,7 +18,7 @@ from harness.results import layout
 from harness.results.files import storage_errors
 from harness.results.from_prometheus import collect_each, recorded_window
 from harness.results.manifest import FileEntry, read_manifest
-from harness.results.published import SUFFIX, Bounds, condense, opened, pack
+from harness.results.published import SUFFIX, condense, opened, pack
 from harness.results.ro_crate import RO_CRATE, About, Citation, ro_crate
 
 _OF_THE_CAMPAIGN = (layout.CAMPAIGN_JSON, layout.CAMPAIGN_YAML, layout.STATE, layout.SUMMARY_CSV, layout.SUMMARY_JSON)
@@ -32,7 +32,6 @@ def publish(
     *,
     citation: Citation | None = None,
     resolution_ns: int | None = None,
-    bounds: Bounds | None = None,
     say: Callable[[str], None] = lambda _note: None,
     partial: bool = False,
 ) -> Path:
@@ -62,7 +61,7 @@ def publish(
             files = _files(campaign, Path(temporary), resolution_ns)
             files |= _described(campaign, files, Path(temporary), citation or Citation())
             try:
-                pack({f"{campaign.name}/{name}": content for name, content in files.items()}, out, bounds=bounds)
+                pack({f"{campaign.name}/{name}": content for name, content in files.items()}, out)
             except StorageError as error:
                 advice = "Give another place with --out, or free some space."
                 raise StorageError(error.message, advice=advice) from error

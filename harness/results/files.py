@@ -95,15 +95,15 @@ def write_all(descriptor: int, data: bytes) -> None:
 def atomic_write(path: Path, data: bytes | str, *, replace: bool = False) -> None:
     """Write a file so that it is there whole or not at all, even under SIGKILL or a power cut.
 
-    Args:
-        replace: overwrite what is there; otherwise an existing file is an error.
-
-    Raises:
-        ConflictError: the file exists and ``replace`` is not set.
-        StorageError: the disk refuses; nothing is left behind and an old file stays as it was.
+    Raises ConflictError where it exists and ``replace`` is not set, StorageError; an old file stays as it was.
     """
     with whole_file(path, replace=replace) as temporary:
-        _write_synced(temporary, data.encode() if isinstance(data, str) else data)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            write_all(descriptor, data.encode() if isinstance(data, str) else data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -123,15 +123,6 @@ def whole_file(path: Path, *, replace: bool = False) -> Iterator[Path]:
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _publish_new(temporary: Path, path: Path) -> None:

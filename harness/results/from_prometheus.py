@@ -71,11 +71,8 @@ def export_folder(
 
     ``start`` is ISO-8601 with a zone, and is floored to the step.
 
-    Raises:
-        UsageError: the window cannot be.
-        ConflictError: the folder exists.
-        PrometheusError: the server refused, timed out or answered with an error; NoDataError where no replica matches.
-        StorageError: the folder cannot be written.
+    Raises UsageError where the window cannot be, ConflictError where the folder exists, PrometheusError (NoDataError where no
+    replica matches), StorageError.
     """
     chosen = select(list(metrics) if metrics else "all")
     if step_s < MIN_STEP_S or duration_s > MAX_STEPS * step_s:

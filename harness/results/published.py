@@ -15,7 +15,6 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
@@ -34,25 +33,19 @@ _FILTERS = ({"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0
 """Bytes of text and of logs stand at no multiple of four; a larger dictionary would take more memory than it saves bytes."""
 _MEMORY_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 18
+MOST_FILES, MOST_BYTES = 200_000, 16 << 30
+"""What an archive may hold."""
 _NUMBER = re.compile(r"\d+")
 _LOGS = {RAW_LATENCIES: requests.LATENCY, SERVICES: requests.LATENCY, requests.GAPS_LOG: requests.GAP}
 """Logs of times beside the table of requests, by the names under which replicas write them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The most that an archive may hold."""
-
-    files: int = 200_000
-    bytes: int = 16 << 30
-
-
-def pack(files: dict[str, Path], out: Path, *, bounds: Bounds | None = None) -> None:
+def pack(files: dict[str, Path], out: Path) -> None:
     """Make the archive ``out``, a new file, of ``files`` by their names in it, which all begin with the campaign's.
 
     Raises ResultsPathError where they are more than an archive may hold, or a name is too long; ConflictError, StorageError.
     """
-    _refuse_more(bounds or Bounds(), len(files), sum(path.stat().st_size for path in files.values()), out)
+    _refuse_more(len(files), sum(path.stat().st_size for path in files.values()), out)
     with whole_file(out) as partial:
         with (
             lzma.open(partial, "wb", format=lzma.FORMAT_XZ, filters=_FILTERS) as packed,
@@ -109,7 +102,7 @@ def is_archive(path: Path) -> bool:
         return path.is_file()
 
 
-def unpack(archive: Path, into: Path, *, bounds: Bounds | None = None) -> Path:
+def unpack(archive: Path, into: Path) -> Path:
     """Write what an archive holds below ``into``, a folder of ours; returns the campaign's folder.
 
     Raises ResultsPathError where it is damaged, or holds anything but regular files below one folder, or too much; StorageError.
@@ -118,7 +111,7 @@ def unpack(archive: Path, into: Path, *, bounds: Bounds | None = None) -> Path:
     try:
         with storage_errors(archive, "unpack"), archive.open("rb") as raw:
             stream = _Unpacking(raw)
-            names = _write_below(into, stream, bounds or Bounds(), archive)
+            names = _write_below(into, stream, archive)
     except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
         why = str(error) if isinstance(error, EOFError | _UnlikeError) else "there is no whole .tar.xz in it"
         raise _refused(archive, f"it is damaged or something else: {why}") from error
@@ -167,14 +160,14 @@ class _Unpacking(io.RawIOBase):
         return b""
 
 
-def _write_below(into: Path, stream: _Unpacking, bounds: Bounds, archive: Path) -> list[str]:
+def _write_below(into: Path, stream: _Unpacking, archive: Path) -> list[str]:
     names: list[str] = []
     total = 0
     with tarfile.open(fileobj=stream, mode="r|", tarinfo=_RegularFile) as tar:
         for member in tar:
             names.append(member.name)
             total += member.size
-            _refuse_more(bounds, len(names), total, archive)
+            _refuse_more(len(names), total, archive)
             content = tar.extractfile(member)
             assert content is not None  # noqa: S101 - a regular file has content
             target = into / member.name
@@ -192,10 +185,10 @@ def _write_below(into: Path, stream: _Unpacking, bounds: Bounds, archive: Path) 
     return names
 
 
-def _refuse_more(bounds: Bounds, files: int, size_bytes: int, path: Path) -> None:
-    if files > bounds.files or size_bytes > bounds.bytes:
+def _refuse_more(files: int, size_bytes: int, path: Path) -> None:
+    if files > MOST_FILES or size_bytes > MOST_BYTES:
         raise ResultsPathError(
-            f"{path} holds more than the {bounds.files} files or {bounds.bytes / 2**30:g} GiB that an archive may hold.",
+            f"{path} holds more than the {MOST_FILES} files or {MOST_BYTES / 2**30:g} GiB that an archive may hold.",
             advice="Results of that size are passed on as a folder.",
         )
 

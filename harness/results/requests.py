@@ -109,8 +109,8 @@ def read(folder: Path) -> RequestTable | None:
     return RequestTable(rows, replicas)
 
 
-def write(folder: Path, target: Path) -> int | None:
-    """Write the table of an attempt's logs as the new file ``target``; the number of requests, None where there is no log.
+def write(folder: Path, target: Path) -> None:
+    """Write the table of an attempt's logs, if there are any, as the new file ``target``.
 
     Memory is constant, however long the logs are. Raises StorageError.
     """
@@ -119,12 +119,11 @@ def write(folder: Path, target: Path) -> int | None:
 
     parts = list(_parts(folder))
     if not parts:
-        return None
+        return
     schema = pa.schema(
         [(name, pa.int64()) for name in COLUMNS], metadata={REPLICAS_KEY: json.dumps(_known(parts)).encode()}
     )
     options = {"column_encoding": dict.fromkeys(COLUMNS, "DELTA_BINARY_PACKED"), "version": "2.6"}
-    requests = 0
     with (
         storage_errors(target),
         pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False, **options) as writer,
@@ -135,8 +134,6 @@ def write(folder: Path, target: Path) -> int | None:
                     int64_array(chunk[name], None if name == "status" else chunk[name] != NONE) for name in COLUMNS
                 ]
                 writer.write_table(pa.table(columns, schema=schema))
-                requests += len(chunk)
-    return requests
 
 
 def logs_of(folder: Path) -> list[Path]:
@@ -207,10 +204,8 @@ def requests_between_readings(
     nobody says. And each by itself may have been late.
 
     Args:
-        folder: as of ``served``.
         rows_s: times of the two rows by series name, seconds since row 0; of other series nothing is counted.
         start_s: time of row 0, seconds since the epoch.
-        step_s: from row to row.
         late_s: how long after its row, at most, a reading was.
     """
     earlier_ns = np.round(np.linspace(0.0, step_s, _READINGS) * NS_PER_S).astype(np.int64)

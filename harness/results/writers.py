@@ -53,11 +53,8 @@ class ExperimentWriter:
     loses nothing of an earlier call; in the middle of one it can leave part of a line. A disk that fills up
     in mid-line is cut back to the last whole line.
 
-    Args:
-        folder: the attempt's folder; made when it is not there.
-        start_s: UTC start of the recording, seconds since the epoch; row 0.
-
-    Raises ConflictError (one of the files exists), StorageError.
+    ``start_s`` is the UTC start of the recording, seconds since the epoch; row 0. Raises ConflictError where a file exists,
+    StorageError.
     """
 
     def __init__(

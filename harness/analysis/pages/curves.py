@@ -27,7 +27,7 @@ _IDEAL_REACH = 1.8
 _DASHES = {"p50": ":", "p95": "--", "p99": "-"}
 _CURVE_POINTS = 100
 _BROKEN = 1
-_POOLED, _EVERY = "all", "each replica"
+_SECONDS, _EVERY = "seconds since the recording began", "each replica"
 _MANY_ROWS = 200
 _QUANTILES = (("latency_p50", "p50", 2), ("latency_p95", "p95", 3), ("latency_p99", "p99", 5))
 _PRESSURES = (("cpu_psi", "CPU", 1), ("memory_psi", "memory", 6), ("io_psi", "IO", 7))
@@ -292,26 +292,19 @@ def bars(name: str, title: str, label: str, estimates: Sequence[tuple[str, Estim
 def timeline(experiment: MeasuredRun) -> Picture:
     """What happened during one run: six panels over the seconds of its recording; one without data says why."""
     data = experiment.data.keeping()
-    drawn = [*_COMMON, *(_ON_GPU if _has_gpu(data) else _ON_CPU)]
-    panels = [_time_panel(data, title, draw, top) for title, draw, top in drawn]
-    return Picture(f"timeline-{experiment.name}", f"{experiment.name} over time", panels, 2, (360, 150))
-
-
-def _time_panel(data: ExperimentData, title: str, draw: Draw, top: float | None) -> Panel:
-    try:
-        series = draw(data)
-    except NotMeasuredError as error:
-        return Panel(title=title, absent=str(error))
-    span = (0.0, data.duration_s or 1.0)
-    return Panel(title=title, x_label="seconds since the recording began", series=series, x_range=span, top=top)
-
-
-def _has_gpu(data: ExperimentData) -> bool:
+    span, panels, further = (0.0, data.duration_s or 1.0), [], _ON_GPU
     try:
         data.table("gpu_utilization")
     except NotMeasuredError:
-        return False
-    return True
+        further = _ON_CPU
+    for title, draw, top in (*_COMMON, *further):
+        try:
+            series = draw(data)
+        except NotMeasuredError as error:
+            panels.append(Panel(title=title, absent=str(error)))
+        else:
+            panels.append(Panel(title=title, x_label=_SECONDS, series=series, x_range=span, top=top))
+    return Picture(f"timeline-{experiment.name}", f"{experiment.name} over time", panels, 2, (360, 150))
 
 
 def _line(
@@ -328,19 +321,20 @@ def _of_replicas(metric: str, scale: float = 1.0) -> Draw:
         table = data.table(metric)
         replicas = [name for name in table.columns if name.startswith("replica-")]
         single = [_line(table[name], scale, _EVERY, 4, silent=True, thin=True) for name in replicas]
-        pooled = [_line(table[_POOLED], scale, _POOLED, 0)] if _POOLED in table else []
+        pooled = [_line(table["all"], scale, "all", 0)] if "all" in table else []
         return [*(single if len(single) > 1 else []), *pooled]
 
     return draw
 
 
-def _latency(data: ExperimentData) -> list[PlotSeries]:
-    tables = [(data.table(metric), label, colour) for metric, label, colour in _QUANTILES]
-    return [_line(table[_POOLED], 1e3, label, colour) for table, label, colour in tables if _POOLED in table]
+def _together(column: str, lines: Sequence[tuple[str, str, int]], scale: float = 1.0) -> Draw:
+    """The same column of several metrics: lines of metric, name and colour."""
 
+    def draw(data: ExperimentData) -> list[PlotSeries]:
+        tables = [(data.table(metric), label, colour) for metric, label, colour in lines]
+        return [_line(table[column], scale, label, colour) for table, label, colour in tables if column in table]
 
-def _pressure(data: ExperimentData) -> list[PlotSeries]:
-    return [_line(data.series(metric, "node"), 1.0, label, colour) for metric, label, colour in _PRESSURES]
+    return draw
 
 
 def _host_cpu(data: ExperimentData) -> list[PlotSeries]:
@@ -352,7 +346,11 @@ def _device(metric: str, column: str, scale: float = 1.0) -> Draw:
 
     def draw(data: ExperimentData) -> list[PlotSeries]:
         table = data.table(metric)
-        fast = [_line(values, scale, "", FAINT, silent=True, thin=True) for values in _telemetry(data, column)]
+        try:
+            frame = data.telemetry().filter(regex=rf"^gpu\d+_{column}$").dropna(axis="columns", how="all")
+        except NotMeasuredError:
+            frame = pd.DataFrame()
+        fast = [_line(frame[name], scale, "", FAINT, silent=True, thin=True) for name in frame.columns]
         devices = [name for name in table.columns if name.startswith("gpu-")]
         return fast + [
             _line(table[name], scale, name, _DEVICE_COLOURS[index % len(_DEVICE_COLOURS)])
@@ -362,17 +360,9 @@ def _device(metric: str, column: str, scale: float = 1.0) -> Draw:
     return draw
 
 
-def _telemetry(data: ExperimentData, column: str) -> list[pd.Series[float]]:
-    try:
-        frame = data.telemetry().filter(regex=rf"^gpu\d+_{column}$").dropna(axis="columns", how="all")
-    except NotMeasuredError:
-        return []
-    return [frame[name] for name in frame.columns]
-
-
 _COMMON: Sequence[tuple[str, Draw, float | None]] = (
     ("Throughput (requests/s)", _of_replicas("throughput"), None),
-    ("Latency, histogram estimate (ms)", _latency, None),
+    ("Latency, histogram estimate (ms)", _together("all", _QUANTILES, 1e3), None),
 )
 _ON_GPU: Sequence[tuple[str, Draw, float | None]] = (
     ("GPU utilisation (%)", _device("gpu_utilization", "utilization_percent"), 105),
@@ -383,6 +373,6 @@ _ON_GPU: Sequence[tuple[str, Draw, float | None]] = (
 _ON_CPU: Sequence[tuple[str, Draw, float | None]] = (
     ("CPU of the replicas (cores)", _of_replicas("cpu_usage"), None),
     ("Memory of the replicas (GiB)", _of_replicas("memory_usage", 1 / _GIB), None),
-    ("Pressure (% of time stalled)", _pressure, None),
+    ("Pressure (% of time stalled)", _together("node", _PRESSURES), None),
     ("CPU of the whole machine (%)", _host_cpu, 105),
 )

@@ -138,7 +138,10 @@ class Panel:
         if self.x_range:
             return self.x_range
         rules = [rule.at for rule in self.rules if rule.vertical]
-        values = _finite([*self.x_ticks, *rules, *(value for series in self.series for value in _reach(series))])
+        reach = [*(value for series in self.series for value in series.x)]
+        if self.bars:
+            reach += [value for series in self.series for value in (*series.low, *series.high, *series.starts)]
+        values = _finite([*self.x_ticks, *rules, *reach])
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         if self.bars:
             span = max(high, 0.0) - min(low, 0.0) or 1.0
@@ -245,10 +248,6 @@ def tick_text(value: float) -> str:
     return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
-def _reach(series: PlotSeries) -> Iterable[float]:
-    return [*series.x, *series.low, *series.high, *series.starts] if series.labels else series.x
-
-
 def _finite(values: Iterable[float]) -> list[float]:
     return [float(value) for value in values if math.isfinite(value)]
 
@@ -314,17 +313,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
             starts = list(series.starts) or [0.0] * len(series.x)
             widths = [end - start for start, end in zip(starts, series.x, strict=True)]
             axes.barh(list(series.y), widths, left=starts, color=colour, height=0.6, label=series.name or None)
-            if series.low:
-                arms = [
-                    [x - a for x, a in zip(series.x, series.low, strict=True)],
-                    [b - x for x, b in zip(series.x, series.high, strict=True)],
-                ]
-                axes.errorbar(series.x, series.y, xerr=arms, fmt="none", ecolor="#333333", elinewidth=1, capsize=3)
             continue
         if series.runs:
-            axes.plot(
-                series.x, series.y, ".", color=colour, markersize=7, markeredgecolor="#ffffff", markeredgewidth=0.6
-            )
+            axes.plot(series.x, series.y, ".", color=colour, markersize=7, markeredgecolor="#fff", markeredgewidth=0.6)
             continue
         least = low if panel.logarithmic else -math.inf
         ends = zip(series.y, series.low, series.high, strict=True) if series.low else ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -34,14 +34,9 @@ _SHORTEST = 12
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cell: mean with unit, interval and remarks, and why there is nothing where there is nothing.
+    """One cell: mean with unit or a dash, interval and remarks, why there is no value or why it decides nothing.
 
-    Attributes:
-        mean: with its unit; a dash where there is none.
-        small: interval and remarks, a line each.
-        reason: why there is no value, or why it decides nothing.
-        value: what ``mean`` says, in the unit of all its column, to sort by.
-        badge: a verdict or outcome; empty without one.
+    ``value`` is what ``mean`` says in the unit of all its column, to sort by; ``badge`` a verdict or outcome.
     """
 
     mean: str
@@ -80,9 +75,10 @@ class Table:
     caption: str = ""
 
     @classmethod
-    def of(cls, titles: Sequence[str], rows: Sequence[Sequence[object]], words: int, caption: str = "") -> Self:
-        """With so many leading columns of text."""
-        return cls([Column(title, words=index < words) for index, title in enumerate(titles)], rows, caption)
+    def of(cls, rows: Sequence[Mapping[str, object]], words: int, caption: str = "") -> Self:
+        """Of rows by title, at least one, with so many leading columns of text."""
+        columns = [Column(title, words=index < words) for index, title in enumerate(rows[0])]
+        return cls(columns, [list(row.values()) for row in rows], caption)
 
     @property
     def titles(self) -> list[str]:

@@ -65,17 +65,13 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
         )
     columns += [
         (Column("Verdict", "verdict", words=True), lambda cell: Entry("", badge=cell.badge)),
-        (Column("Runs", "runs"), _runs),
+        (Column("Runs", "runs"), lambda cell: f"{len(cell.used)}{f'/{cell.planned}' if cell.planned else ''}"),
     ]
     for name in names:
         heading = (OF_CONFIGURATIONS.get(name) or ALL[name]).heading
         columns.append((Column(heading, name), partial(_scaling_entry, name=name)))
     rows = [[value(cell) for _, value in columns] for cell in cells]
     return Table([column for column, _ in columns], rows, f"{workload} against the number of replicas")
-
-
-def _runs(cell: Cell) -> str:
-    return f"{len(cell.used)}/{cell.planned}" if cell.planned else str(len(cell.used))
 
 
 def _scaling_entry(cell: Cell, name: str) -> Entry:
@@ -165,32 +161,25 @@ def neighbour_table(interference: Interference) -> Table:
 
 def goodput_table(best: Sequence[Best]) -> Table:
     """The highest goodput of each ladder, without the columns that nobody asked for or that hold nothing."""
-    titles = (
-        "workload",
-        "sharing",
-        "servers",
-        "each/s",
-        "goodput/s",
-        "limit",
-        "J/1,000 tokens",
-        "cost/million tokens",
-    )
+
+    def plain(estimate: Estimate | None) -> str:
+        return with_interval(estimate, "").strip() if estimate else ""
+
     rows = [
-        [
-            ladder.workload,
-            ladder.sharing,
-            str(ladder.servers),
-            number(ladder.rate) if ladder.rate else "",
-            *(_plain(ladder.goodput), ladder.limit, _plain(ladder.energy_j), _plain(ladder.cost)),
-        ]
+        {
+            "workload": ladder.workload,
+            "sharing": ladder.sharing,
+            "servers": str(ladder.servers),
+            "each/s": number(ladder.rate) if ladder.rate else "",
+            "goodput/s": plain(ladder.goodput),
+            "limit": ladder.limit,
+            "J/1,000 tokens": plain(ladder.energy_j),
+            "cost/million tokens": plain(ladder.cost),
+        }
         for ladder in best
     ]
-    kept = Table.of(titles, rows, len(titles), "Highest goodput within the objective").without_empty()
+    kept = Table.of(rows, len(rows[0]), "Highest goodput within the objective").without_empty()
     return Table(kept.columns, [[cell or DASH for cell in row] for row in kept.rows], kept.caption)
-
-
-def _plain(estimate: Estimate | None) -> str:
-    return with_interval(estimate, "").strip() if estimate else ""
 
 
 def table_of_tests(comparison: Comparison) -> Table:
@@ -247,7 +236,7 @@ def _short_table(
         for title, name, scale in columns:
             row[title] = number(scale * cell.estimates[name].mean) if name in cell.estimates else DASH
         rows.append(row | ({"verdict": cell.badge} if speed else {}))
-    table = Table.of(list(rows[0]), [list(row.values()) for row in rows], 2, caption).without_empty()
+    table = Table.of(rows, 2, caption).without_empty()
     one_mode = len({cell.mode_shown for cell in cells}) == 1
     droppable = [title for title in _DROPPED_FIRST if one_mode or title != "sharing"]
     return table.fitted(width, droppable, cut={"workload", "condition"})

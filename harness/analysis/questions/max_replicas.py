@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 from harness.analysis.campaign import PACED, Cell
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
@@ -72,54 +73,34 @@ def _law(arm: Arm, workload: str) -> Scaling:
 def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     """Laws, knees, memory and the count within the limit, for every workload and mode."""
     limit_s = query.latency_limit_s
-    rows: list[list[str | Entry]] = []
+    within = "" if limit_s is None else f"p99 within {quantity(limit_s, 's')}"
+    rows: list[dict[str, str | Entry]] = []
     sentences: list[str] = []
     missing: list[str] = []
     advice: dict[str, list[str]] = {}
-    for workload in comparison.workloads():
-        for arm in comparison.arms:
-            counts = arm.counts(workload)
-            if not counts:
-                continue
-            cell = arm.cells[CellKey(workload, counts[-1])]
-            scaling = _law(arm, workload)
-            held = carried(arm, workload, limit_s) if limit_s is not None else None
-            rows.append(
-                [
-                    workload,
-                    arm.label,
-                    _law_in_words(scaling),
-                    _parameters(scaling),
-                    *([] if held is None else [held.in_words]),
-                    memory_entry(cell),
-                ]
-            )
-            if len(counts) > 1:
-                sentences.append(f"{workload} under {arm.label}: {_scaling_in_words(scaling, counts[-1])}")
-                if scaling.best is None and scaling.advice:
-                    advice.setdefault(scaling.advice, []).append(f"{workload} under {arm.label}")
-            elif not mode_of(arm.sharing).own_gpu:
-                missing.append(
-                    f"{workload} under {arm.label} was measured at {replicas_in_words(counts[0])} only: more counts in "
-                    "`replicas` would tell how it scales."
-                )
-            if held is not None and limit_s is not None:
-                sentences.append(f"{workload} under {arm.label}, p99 within {quantity(limit_s, 's')}: {held.in_words}.")
+    for workload, arm in product(comparison.workloads(), comparison.arms):
+        counts = arm.counts(workload)
+        if not counts:
+            continue
+        name, scaling = f"{workload} under {arm.label}", _law(arm, workload)
+        row: dict[str, str | Entry] = {"Workload": workload, "Run as": arm.label}
+        row |= {"Law": _law_in_words(scaling), "Parameters": _parameters(scaling)}
+        if len(counts) > 1:
+            sentences.append(f"{name}: {_scaling_in_words(scaling, counts[-1])}")
+            if scaling.best is None and scaling.advice:
+                advice.setdefault(scaling.advice, []).append(name)
+        elif not mode_of(arm.sharing).own_gpu:
+            measured = f"{name} was measured at {replicas_in_words(counts[0])} only"
+            missing.append(f"{measured}: more counts in `replicas` would tell how it scales.")
+        if limit_s is not None:
+            row[within] = carried(arm, workload, limit_s).in_words
+            sentences.append(f"{name}, {within}: {row[within]}.")
+        rows.append(row | {"Memory of a replica": memory_entry(arm.cells[CellKey(workload, counts[-1])])})
     missing += [f"{sentence} Of: {', '.join(of)}." for sentence, of in advice.items()]
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
-    limit_column = [] if limit_s is None else [f"p99 within {quantity(limit_s, 's')}"]
-    return QuestionAnswer(
-        "carrying",
-        "How many replicas fit?",
-        sentences,
-        Table.of(
-            ["Workload", "Run as", "Law", "Parameters", *limit_column, "Memory of a replica"],
-            rows,
-            words=4 + len(limit_column),
-        ),
-        missing=missing,
-    )
+    table = Table.of(rows, words=5 if within else 4) if rows else None
+    return QuestionAnswer("carrying", "How many replicas fit?", sentences, table, missing=missing)
 
 
 def _law_in_words(scaling: Scaling) -> str:

@@ -84,11 +84,12 @@ def comparison_query(
 def cell_table(comparison: Comparison, columns: Mapping[str, ColumnOf], fewest: int = 1) -> Table | None:
     """A row for each configuration of so many replicas at least; None without any."""
     rows = [
-        [workload, arm.label, str(count), *(column(arm, cell) for column in columns.values())]
+        {"Workload": workload, "Run as": arm.label, "Replicas": str(count)}
+        | {title: column(arm, cell) for title, column in columns.items()}
         for workload, arm, count, cell in comparison.cells()
         if count >= fewest
     ]
-    return Table.of(["Workload", "Run as", "Replicas", *columns], rows, words=3) if rows else None
+    return Table.of(rows, words=3) if rows else None
 
 
 def estimated(name: str, unit: str) -> ColumnOf:

@@ -9,7 +9,7 @@ from harness.analysis.campaign import Cell, shared
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.format import quantity, replicas_in_words
+from harness.analysis.format import TIMES, quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.questions.sharing_cost import cost_of
@@ -24,14 +24,10 @@ class Goal:
     """What somebody may want.
 
     Attributes:
-        name: in words.
-        metric: by which, a measure or the name of what ``value`` gives.
-        unit: for people.
-        highest: whether more is better.
+        metric: by which, a measure or the name of what ``value`` gives of one run.
         together: whether only cells of the same, highest common replica count are candidates.
         reached: whether it says nothing where requests come at a rate that was set.
         p99_limit_s: only cells whose whole interval of the p99 is within it are candidates; None: all are.
-        value: of one run, where the metric is no measure.
     """
 
     name: str
@@ -136,17 +132,13 @@ def certainty(outcome: Outcome) -> str:
 
 def costs(contrasts: Contrasts, best: Cell, runner_up: Cell) -> list[str]:
     """What the one loses significantly against the other by throughput, p99 and energy."""
-    return [
-        f"{title} {_percent(contrast)}"
-        for metric, title, worse in _ELSEWHERE
-        if (contrast := contrasts.of(runner_up, best, metric)) and contrast.outcome is worse
-    ]
-
-
-def _percent(contrast: Contrast) -> str:
-    """``+34 %``; a multiple from twice on."""
-    gain = contrast.ratio.mean
-    return f"\N{MULTIPLICATION SIGN}{gain:.1f}" if gain >= 2 else f"{100 * (gain - 1):+.0f} %"
+    lost = []
+    for metric, title, worse in _ELSEWHERE:
+        contrast = contrasts.of(runner_up, best, metric)
+        if contrast and contrast.outcome is worse:
+            gain = contrast.ratio.mean
+            lost.append(f"{title} {f'{TIMES}{gain:.1f}' if gain >= 2 else f'{100 * (gain - 1):+.0f} %'}")
+    return lost
 
 
 def choices(comparison: Comparison, query: ComparisonQuery) -> list[Choice]:
@@ -165,7 +157,7 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
         "choosing",
         "Which mode for which workload?",
         _sentences(best),
-        Table.of(HEADERS, [_row(choice) for choice in best], words=6) if best else None,
+        Table.of([_row(choice) for choice in best], words=6) if best else None,
         missing=missing,
         table_first=True,
     )
@@ -187,22 +179,19 @@ def _choose(comparison: Comparison, workload: str, goal: Goal) -> Choice | None:
     return Choice(workload, goal, best, runner_up, gain, costs(comparison.contrasts, best[1], runner_up[1]))
 
 
-HEADERS = ["Workload", "Goal", "Best", "Runner-up", "How sure", "Costs elsewhere", "Figure", "Best / runner-up"]
-"""Of the table; ``_row`` fills it."""
-
-
-def _row(choice: Choice) -> list[str | Entry]:
+def _row(choice: Choice) -> dict[str, str | Entry]:
     best, runner_up = _named(choice.best), _named(choice.next)
-    return [
-        choice.workload,
-        choice.goal.name,
-        best if choice.clear else f"either (here {best})",
-        runner_up,
-        certainty(choice.outcome),
-        f"{', '.join(choice.costs)} against {runner_up}" if choice.clear and choice.costs else "",
-        figure_entry(t_interval(choice.goal.figures(choice.best[1]), shared(choice.best[1])), choice.goal.unit),
-        ratio_entry(choice.gain.ratio if choice.gain else None),
-    ]
+    figures = t_interval(choice.goal.figures(choice.best[1]), shared(choice.best[1]))
+    return {
+        "Workload": choice.workload,
+        "Goal": choice.goal.name,
+        "Best": best if choice.clear else f"either (here {best})",
+        "Runner-up": runner_up,
+        "How sure": certainty(choice.outcome),
+        "Costs elsewhere": f"{', '.join(choice.costs)} against {runner_up}" if choice.clear and choice.costs else "",
+        "Figure": figure_entry(figures, choice.goal.unit),
+        "Best / runner-up": ratio_entry(choice.gain.ratio if choice.gain else None),
+    }
 
 
 def _named(labelled: tuple[str, Cell]) -> str:

@@ -12,10 +12,10 @@ from harness.analysis.campaign import Cell, MeasuredRun, shared
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison, Tested
 from harness.analysis.contrasts.contrast import Value
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.format import DASH, number, quantity, ratio_interval, replicas_in_words, times, with_interval
+from harness.analysis.format import number, quantity, ratio_interval, replicas_in_words, times, with_interval
 from harness.analysis.metrics.catalogue import ALL, STREAM_HEADLINE
 from harness.analysis.pages.curves import bars
-from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
+from harness.analysis.pages.table import Entry, Table, absent, figure_entry, ratio_entry
 from harness.analysis.questions.question import ColumnOf, ComparisonQuery, QuestionAnswer, cell_table, estimated
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, t_interval
 from harness.sharing.modes import mode_of
@@ -201,14 +201,14 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
     """What does context switching cost? Extra GPU time per request of time-slicing, against one process alone and against MPS."""
     costs, missing = switching(comparison)
     rows = [
-        [
-            cost.workload,
-            str(cost.replicas),
-            cost.against,
-            figure_entry(cost.extra_s, "s", least=-math.inf),
-            Entry(f"{100 * cost.share:+.1f} %"),
-            Entry(DASH, reason="a single run has no spread") if cost.p is None else Entry(f"{cost.p:.2g}"),
-        ]
+        {
+            "Workload": cost.workload,
+            "Replicas": str(cost.replicas),
+            "Against": cost.against,
+            "Extra time per request": figure_entry(cost.extra_s, "s", least=-math.inf),
+            "Of its time": f"{100 * cost.share:+.1f} %",
+            "p": absent("a single run has no spread") if cost.p is None else f"{cost.p:.2g}",
+        }
         for cost in costs
     ]
     taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
@@ -232,9 +232,7 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
         "switching",
         "What does context switching cost?",
         [cost.sentence for cost in costs],
-        Table.of(["Workload", "Replicas", "Against", "Extra time per request", "Of its time", "p"], rows, words=3)
-        if rows
-        else None,
+        Table.of(rows, words=3) if rows else None,
         [plot] if plot else [],
         missing + comparison.missing_modes(),
     )

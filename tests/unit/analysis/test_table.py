@@ -40,12 +40,12 @@ def test_a_page_escapes_names_and_keeps_value_interval_reason_and_outcome() -> N
 
 
 def test_titles_stay_one_string_of_css() -> None:
-    (style,) = re.findall('style="([^"]*)"', rendered(Table.of(['a\'s \\ "<b"'], [], words=1)))
+    (style,) = re.findall('style="([^"]*)"', rendered(Table([Column('a\'s \\ "<b"')], [])))
     assert html.unescape(style) == r"""--c1:'a\'s \\ "<b"'"""
 
 
 def test_markdown_holds_no_markup_and_no_commands_of_a_terminal() -> None:
-    table = Table.of(["a|b"], [["x\n<img src=x>\x1b]0;title\x07\u202e[l](u)"]], words=1)
+    table = Table.of([{"a|b": "x\n<img src=x>\x1b]0;title\x07\u202e[l](u)"}], words=1)
     assert table.markdown().splitlines() == ["| a\\|b |", "| :--- |", "| x &lt;img src=x&gt; \\[l\\](u) |"]
 
 
@@ -61,4 +61,4 @@ def test_records_csv_and_frame_have_the_names_of_programs() -> None:
 
 
 def test_columns_that_hold_nothing_can_go() -> None:
-    assert Table.of(["a", "b"], [["", "1"], [None, "2"]], words=0).without_empty().titles == ["b"]
+    assert Table.of([{"a": "", "b": "1"}, {"a": None, "b": "2"}], words=0).without_empty().titles == ["b"]

@@ -125,7 +125,9 @@ def test_servers_of_streams_end_with_the_exact_figures_of_their_clients(analysis
 def test_long_names_are_shortened_when_nothing_else_can_go():
     titles = ["workload", "sharing", "replicas", "condition", "verdict"]
     rows = [["w" * 41, mode, "8", "c" * 30, "VALID"] for mode in ("time-slicing", "mps")]
-    table, dropped = Table.of(titles, rows, 2).fitted(80, ["p50 ms"], cut={"workload", "condition"})
+    table, dropped = Table.of([dict(zip(titles, row, strict=True)) for row in rows], 2).fitted(
+        80, ["p50 ms"], cut={"workload", "condition"}
+    )
     assert (dropped, table.width <= 80) == ([], True)
     assert table.texts[0][0].endswith("...")
 

@@ -19,7 +19,8 @@ from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli import app
 from harness.errors import ConflictError, ResultsPathError, UsageError, VerificationError
-from harness.results.published import Bounds, opened, unpack
+from harness.results import published
+from harness.results.published import opened, unpack
 from tests.unit.results.synthetic import Shape, write_campaign
 
 NAME = "synthetic-20260131T000000Z"
@@ -77,15 +78,18 @@ def test_what_does_not_verify_is_not_published(original: Path, tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == [NAME]
 
 
-def test_what_cannot_be_an_archive_is_refused(original: Path, archive: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_an_archive_is_refused(
+    original: Path, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConflictError, match="exists already"):
         publish(original, archive)
     with pytest.raises(UsageError, match=r"does not end in \.tar\.xz"):
         publish(original, tmp_path / "set.zip")
     with pytest.raises(ResultsPathError, match=r"holds no campaign\.json"):
         publish(next(original.glob("*_rep1")))
+    monkeypatch.setattr(published, "MOST_FILES", 3)
     with pytest.raises(ResultsPathError, match="more than the 3 files"):
-        publish(original, tmp_path / f"{NAME}.tar.xz", bounds=Bounds(files=3))
+        publish(original, tmp_path / f"{NAME}.tar.xz")
 
 
 def test_a_campaign_that_runs_is_not_published(original: Path, tmp_path: Path) -> None:
@@ -234,13 +238,16 @@ def test_what_is_not_whole_is_refused(kind: str, archive: Path, tmp_path: Path) 
         unpack(bad, tmp_path / "into")
 
 
-@pytest.mark.parametrize("bounds", [Bounds(files=3), Bounds(bytes=10_000)])
-def test_what_holds_too_much_is_refused_before_it_is_written(bounds: Bounds, archive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("limit", "most"), [("MOST_FILES", 3), ("MOST_BYTES", 10_000)])
+def test_what_holds_too_much_is_refused_before_it_is_written(
+    limit: str, most: int, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, limit, most)
     with pytest.raises(ResultsPathError, match="holds more than"):
-        unpack(archive, tmp_path / "into", bounds=bounds)
+        unpack(archive, tmp_path / "into")
     written = files_below(tmp_path / "into")
-    assert len(written) <= bounds.files
-    assert sum(map(len, written.values())) <= bounds.bytes
+    assert len(written) <= published.MOST_FILES
+    assert sum(map(len, written.values())) <= published.MOST_BYTES
 
 
 def test_every_command_says_what_is_wrong_with_an_archive(tmp_path: Path) -> None:
