@@ -8,10 +8,7 @@ samples of an answer are parsed fast.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import io
 import math
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +23,6 @@ import orjson
 import requests
 from numpy.typing import NDArray
 from prometheus_api_client import PrometheusConnect
-from requests.adapters import BaseAdapter
-from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util.retry import Retry
 
@@ -328,17 +322,13 @@ class _AnswerSession(requests.Session):
             self.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
             self.trust_env = False  # no proxy leads there, and looking for one before every query takes time
 
-    def mount(self, prefix: str | bytes, adapter: BaseAdapter) -> None:
-        """Have the whole answer come within one timeout; the usual one is that of each read."""
-        adapter.poolmanager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}  # type: ignore[attr-defined]
-        super().mount(prefix, adapter)
-
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """As requests does, but for how the answer is read."""
+        until_s = time.monotonic() + options["timeout"]
         response = super().send(request, **options | {"stream": True})
         with contextlib.ExitStack() as left:
-            left.callback(response.close)  # What is left of an answer that is too long is not read.
-            content = b"".join(self._pieces(response))
+            left.callback(response.close)  # What is left of an answer that is too long or too late is not read.
+            content = b"".join(self._pieces(response, until_s))
             left.pop_all()
         if response.status_code != HTTPStatus.OK and not response.is_redirect:
             raise _RefusedError(response.status_code, content)
@@ -351,9 +341,12 @@ class _AnswerSession(requests.Session):
         self.notes = tuple(str(note) for kind in ("warnings", "infos") for note in answer.get(kind) or ())
         return answer
 
-    def _pieces(self, response: requests.Response) -> Iterator[bytes]:
+    def _pieces(self, response: requests.Response, until_s: float) -> Iterator[bytes]:
+        """The answer, which has to be there by ``until_s``: the timeout that requests knows is that of each read."""
         size = 0
         while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
+            if time.monotonic() > until_s:
+                raise requests.Timeout
             size += len(piece)
             if size > MOST_ANSWER_BYTES:
                 raise PrometheusError(
@@ -361,39 +354,6 @@ class _AnswerSession(requests.Session):
                     advice="Ask for less at once, and check that the address is that of a Prometheus.",
                 )
             yield piece
-
-
-class _DeadlineReader(socket.SocketIO):
-    """Reads until the timeout that the socket had at first is over."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock, "r")
-        timeout_s = sock.gettimeout()
-        self._until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        sock._io_refs += 1  # type: ignore[attr-defined]  # noqa: SLF001 - as its own makefile() does
-
-    def readinto(self, buffer: Any) -> int | None:
-        if self._until_s < math.inf:
-            left_s = self._until_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            self._sock.settimeout(left_s)  # type: ignore[attr-defined]
-        return super().readinto(buffer)
-
-
-class _DeadlineResponse(http.client.HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
-        super().__init__(sock, *args, **options)
-        self.fp.close()
-        self.fp = io.BufferedReader(_DeadlineReader(sock))
-
-
-class _Pool(HTTPConnectionPool):
-    ConnectionCls = type("_Connection", (HTTPConnection,), {"response_class": _DeadlineResponse})
-
-
-class _SecurePool(HTTPSConnectionPool):
-    ConnectionCls = type("_SecureConnection", (HTTPSConnection,), {"response_class": _DeadlineResponse})
 
 
 def _parse(content: bytes) -> Any:
