@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.clock import Clock
 from harness.errors import Issue, ReasonCode
-from harness.metrics.catalogue import Metric
-from harness.metrics.rows import Recording, RowSink
+from harness.metrics.rows import Recording, RecordingRequest
 from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
 from harness.sharing.mode import Notify, unheard
-from harness.spec import CampaignSpec, ExperimentSpec, Timing
+from harness.spec import CampaignSpec, ExperimentSpec
 
 IMAGE = "image"
 """The check of an image; where it is an error, no later experiment could run either."""
@@ -71,44 +69,6 @@ class ReplicaDeath:
         code = self.exit_code
         how = f"was killed by signal {code - 128}" if code > 128 else f"exited with {code}"
         return f"{how} ({self.reason})" if self.reason else how
-
-
-class Enough(Protocol):
-    """Who says when a recording may end."""
-
-    def due(self, rows: int) -> bool:
-        """Whether it would look at what the replicas have logged after this many rows, or keeps to what it said."""
-        ...
-
-    def __call__(self, rows: int) -> bool:
-        """Whether the last of this many rows may be the last one. Raises StorageError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingRequest:
-    """What is recorded of a deployment.
-
-    Attributes:
-        wake: ends the recording early when set.
-        on_tick: called with rows done and rows in all.
-        notice: told at once what goes wrong while recording, a sentence each.
-        enough: asked after each row whether it may be the last one; None: all rows are wanted.
-    """
-
-    metrics: Sequence[Metric]
-    timing: Timing
-    sink: RowSink
-    clock: Clock
-    wake: threading.Event
-    on_tick: Callable[[int, int], None]
-    notice: Callable[[str], None]
-    enough: Enough | None = None
-
-    def settings(self) -> dict[str, Any]:
-        """Of a recorder of any kind."""
-        own = {name: getattr(self, name) for name in ("metrics", "sink", "clock", "wake", "on_tick", "enough")}
-        return {**own, "step_s": self.timing.step_s, "window_s": self.timing.window_s}
 
 
 class Deployment(Protocol):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import supervisor
-from harness.backends.base import KILLED_FOR_MEMORY, Backend, Deployment, RecordingRequest, ReplicaDeath, start_advice
+from harness.backends.base import KILLED_FOR_MEMORY, Backend, Deployment, ReplicaDeath, start_advice
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import (
@@ -31,8 +31,8 @@ from harness.cgroup import Cgroup
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, Issue, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
-from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.rows import RecordingRequest
 from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
@@ -157,7 +157,7 @@ class LocalDeployment(Deployment):
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on this machine's sources."""
-        return Recorder(self.targets, **request.settings(), used_gpus=self._gpus_in_use())
+        return Recorder(self.targets, request, used_gpus=self._gpus_in_use())
 
     def telemetry(self, path: Path) -> Telemetry:
         """NVML, of the GPUs in use, and this machine's CPU."""

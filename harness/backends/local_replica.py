@@ -23,7 +23,7 @@ from harness import supervisor
 from harness.backends.devices import deal_cpus
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import ReplicaTarget
 from harness.results import layout
 from harness.results.files import read_object
 from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec

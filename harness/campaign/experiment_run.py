@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.client_result import ClientResult, evaluate
-from harness.backends.base import Deployment, RecordingRequest, ReplicaDeath
+from harness.backends.base import Deployment, ReplicaDeath
 from harness.campaign import preflight
 from harness.campaign.events import Notice, ProgressWriter, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
@@ -43,7 +43,7 @@ from harness.errors import (
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
-from harness.metrics.rows import RecordingSummary
+from harness.metrics.rows import RecordingRequest, RecordingSummary
 from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
 from harness.results.files import atomic_write, storage_errors
@@ -333,7 +333,8 @@ class Attempt:
             )
         request = RecordingRequest(
             metrics=[CATALOGUE[name] for name in self.experiment.metrics],
-            timing=timing,
+            step_s=timing.step_s,
+            window_s=timing.window_s,
             sink=writer,
             clock=self.shared.clock,
             wake=self.abort,

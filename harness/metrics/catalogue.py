@@ -77,17 +77,22 @@ ESSENTIAL_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
 REPLICA_SOURCES = ESSENTIAL_SOURCES | {Source.PUBLISHED}
 
 
+REQUESTS = "inference_requests_total"
+LATENCY = "inference_latency_seconds"
+"""What every replica publishes: a counter and a histogram."""
+MIG_INSTANCE = "GPU_I_ID"
+"""Label of DCGM's samples of an instance of MIG."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric; no value of any can be below 0.
+    """One metric; no value of any can be below 0. What is computed of which counter is said once, for PromQL and the recorder.
 
     Attributes:
-        promql: template of one series per replica, device or node; empty when raw samples are counted instead.
-        promql_pooled: template of the series ``all``; empty when not pooled, or added up from raw samples.
-        promql_raw: template of the selector whose raw samples say when something was really measured.
+        families: names on the replica's /metrics that it is made of: counters, or a histogram; of replicas only.
+        selector: template of what it is made of otherwise.
         maximum: no value can be higher; None: no bound.
         nonzero_expected: a replica under load cannot show 0 here for long.
-        families: names on the replica's /metrics that it is made of; of replicas only.
         gauge: what ``harness/metrics/nvml.py`` calls it; only for GPU_SOURCES.
         dcgm: the field of DCGM's exporter; of devices only.
         workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
@@ -99,14 +104,12 @@ class Metric:
     kind: Kind
     level: Level = Level.REPLICA
     source: Source
-    promql: str
-    promql_pooled: str = ""
-    promql_raw: str
+    families: tuple[str, ...] = ()
+    selector: str = ""
     maximum: float | None = None
     nonzero_expected: bool = True
     description: str
     quantile: float | None = None
-    families: tuple[str, ...] = ()
     gauge: str = ""
     dcgm: str = ""
     scale: int = 1
@@ -123,56 +126,87 @@ class Metric:
         """It is made of a histogram's buckets, sum and count; otherwise of counters or gauges."""
         return self.kind in {Kind.MEAN, Kind.QUANTILE}
 
+    @property
+    def promql_raw(self) -> str:
+        """Template of the selector whose raw samples say when something was really measured."""
+        if self.selector:
+            return self.selector
+        family = REQUESTS if self.source in ESSENTIAL_SOURCES else self.families[0]
+        return f"{family}_count{{$replicas}}" if self.of_histogram and family != REQUESTS else f"{family}{{$replicas}}"
 
-REQUESTS = "inference_requests_total"
-LATENCY = "inference_latency_seconds"
-"""What every replica publishes: a counter and a histogram."""
-_REQUESTS_RAW = f"{REQUESTS}{{$replicas}}"
-MIG_INSTANCE = "GPU_I_ID"
-"""Label of DCGM's samples of an instance of MIG."""
+    @property
+    def promql(self) -> str:
+        """Template of one series per replica, device or node; empty where raw samples are counted instead."""
+        if self.level is Level.NODE:
+            return f"100 * ${{per_node}}(rate({self.selector}[$window]))"
+        if self.level is Level.DEVICE:
+            return self._promql_of_device()
+        return self._promql("sum by ($by) ", "$merge")
+
+    @property
+    def promql_pooled(self) -> str:
+        """Template of the series ``all``; empty where there is none, or it is added up from raw samples."""
+        return self._promql("sum", "sum by (le) ") if self.pooled else ""
+
+    def _promql(self, total: str, merged: str) -> str:
+        def rate(selector: str) -> str:
+            return f"rate({selector}[$window])"
+
+        if self.kind is Kind.GAUGE:
+            return f"{total}({self.selector})"
+        if self.kind is Kind.RATE:
+            return f"{total}({rate(self.selector or self.promql_raw)})"
+        if self.kind is Kind.SHARE:
+            active, idle = (f"{total}({rate(f'{family}{{$replicas}}')})" for family in self.families)
+            return f"100 * {active} / ({active} + {idle})"
+        if self.kind is Kind.MEAN:
+            parts = (f"{total}({rate(f'{self.families[0]}_{part}{{$replicas}}')})" for part in ("sum", "count"))
+            return " / ".join(parts)
+        if self.kind is Kind.QUANTILE:
+            bounded = "$buckets" if self.source is Source.LATENCY else ""
+            buckets = rate(f"{self.families[0]}_bucket{{$replicas{bounded}}}")
+            return f"histogram_quantile({self.quantile:g}, {merged}({buckets}))"
+        return ""
+
+    def _promql_of_device(self) -> str:
+        """The largest of what has the device's labels, but for what is impossible; memory is the sum of MIG's instances."""
+        believed = f"<= {(self.maximum or 0) / self.scale:.0f}"
+        promql = f"max by ($device) ({self.selector} {believed})"
+        if self.source is Source.GPU_MEMORY:
+            of_instance = f'{self.dcgm}{{{MIG_INSTANCE}!="",$gpus}} {believed}'
+            promql = f"(sum by ($device) (max by ($device, {MIG_INSTANCE}) ({of_instance})) or {promql})"
+        return f"{self.scale} * {promql}" if self.scale != 1 else promql
 
 
-def _quantile(
-    name: str, title: str, buckets: str, quantile: float, description: str, *, source: Source, raw: str, **more: Any
-) -> Metric:
-    """A quantile of a histogram; ``buckets``: selects them. ``{}`` in ``title`` and ``description`` is the percentage."""
-    percent = f"{quantile * 100:g}"
-    return Metric(
-        name=f"{name}_p{percent.replace('.', '')}",
-        title=title.format(percent),
-        unit="seconds",
-        kind=Kind.QUANTILE,
-        source=source,
-        promql=f"histogram_quantile({quantile:g}, $merge(rate({buckets}[$window])))",
-        promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) (rate({buckets}[$window])))",
-        promql_raw=raw,
-        quantile=quantile,
-        description=description.format(percent),
-        **more,
-    )
+def _quantiles(name: str, title: str, family: str, description: str, **more: Any) -> list[Metric]:
+    """Quantiles of a histogram. ``{}`` in ``title`` and ``description`` is the percentage."""
+    return [
+        Metric(
+            name=f"{name}_p{percent}",
+            title=title.format(percent),
+            unit="seconds",
+            kind=Kind.QUANTILE,
+            quantile=percent / 100,
+            families=(family,),
+            description=description.format(percent),
+            **more,
+        )
+        for percent in (50, 95, 99)
+    ]
 
 
-def _rate(
-    name: str, title: str, unit: str, counter: str, description: str, source: Source = Source.PUBLISHED, **more: Any
-) -> Metric:
-    """The rate of a counter of the replicas; ``counter``: selects it."""
-    return Metric(
-        name=name,
-        title=title,
-        unit=unit,
-        kind=Kind.RATE,
-        source=source,
-        promql=f"sum by ($by) (rate({counter}[$window]))",
-        promql_pooled=f"sum(rate({counter}[$window]))",
-        promql_raw=counter,
-        description=description,
-        families=(counter.partition("{")[0],) if source in REPLICA_SOURCES else (),
-        **more,
-    )
+def _rate(name: str, title: str, unit: str, family: str, description: str, **more: Any) -> Metric:
+    """The rate of a counter that some workloads publish."""
+    about: dict[str, Any] = {
+        "name": name,
+        "title": title,
+        "unit": unit,
+        "description": f"{description}; `all` is their sum.",
+    }
+    return Metric(kind=Kind.RATE, families=(family,), **{"source": Source.PUBLISHED, **about, **more})
 
 
 def _pressure(resource: str, title: str, source: Source, waited_for: str) -> Metric:
-    counter = f"node_pressure_{resource}_waiting_seconds_total{{$node}}"
     return Metric(
         name=f"{resource}_psi",
         title=f"{title} pressure",
@@ -180,8 +214,7 @@ def _pressure(resource: str, title: str, source: Source, waited_for: str) -> Met
         kind=Kind.RATE,
         level=Level.NODE,
         source=source,
-        promql=f"100 * ${{per_node}}(rate({counter}[$window]))",
-        promql_raw=counter,
+        selector=f"node_pressure_{resource}_waiting_seconds_total{{$node}}",
         maximum=100.0,
         nonzero_expected=False,
         description=f"Share of the window in which at least one task of the node waited for {waited_for}.",
@@ -189,51 +222,23 @@ def _pressure(resource: str, title: str, source: Source, waited_for: str) -> Met
 
 
 def _device(
-    name: str,
-    title: str,
-    unit: str,
-    gauge: str,
-    dcgm: str,
-    maximum: float,
-    description: str,
-    source: Source = Source.GPU,
-    **more: Any,
+    name: str, title: str, unit: str, gauge: str, dcgm: str, maximum: float, description: str, **more: Any
 ) -> Metric:
-    """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus, where what is impossible is no value.
-
-    Of a GPU that MIG divides, what is added up over GPUs is added up over its instances, too.
-    """
-    scale = more.get("scale", 1)
-    factor = f"{scale} * " if scale != 1 else ""
-    promql = f"max by ($device) ({dcgm}{{$gpus}} <= {maximum / scale:.0f})"
-    if source is Source.GPU_MEMORY:
-        of_instance = f'{dcgm}{{{MIG_INSTANCE}!="",$gpus}} <= {maximum / scale:.0f}'
-        promql = f"(sum by ($device) (max by ($device, {MIG_INSTANCE}) ({of_instance})) or {promql})"
-    return Metric(
-        name=name,
-        title=title,
-        unit=unit,
-        kind=Kind.GAUGE,
-        level=Level.DEVICE,
-        source=source,
-        promql=factor + promql,
-        promql_raw=f"{dcgm}{{$gpus}}",
-        maximum=maximum,
-        description=description,
-        gauge=gauge,
-        dcgm=dcgm,
-        **more,
-    )
+    """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus."""
+    about: dict[str, Any] = {"name": name, "title": title, "unit": unit, "description": description, "maximum": maximum}
+    about |= {"kind": Kind.GAUGE, "level": Level.DEVICE, "gauge": gauge, "dcgm": dcgm, "selector": f"{dcgm}{{$gpus}}"}
+    return Metric(**{"source": Source.GPU, **about, **more})
 
 
 _STANDARD = (
-    _rate(
-        "cpu_usage",
-        "CPU",
-        "cores",
-        "$cpu_seconds{$containers}",
-        "CPU cores kept busy by the replica; `all` is their sum.",
-        Source.PROCESS_CPU,
+    Metric(
+        name="cpu_usage",
+        title="CPU",
+        unit="cores",
+        kind=Kind.RATE,
+        source=Source.PROCESS_CPU,
+        selector="$cpu_seconds{$containers}",
+        description="CPU cores kept busy by the replica; `all` is their sum.",
     ),
     Metric(
         name="memory_usage",
@@ -241,9 +246,7 @@ _STANDARD = (
         unit="bytes",
         kind=Kind.GAUGE,
         source=Source.PROCESS_MEMORY,
-        promql="sum by ($by) ($memory_bytes{$containers})",
-        promql_pooled="sum($memory_bytes{$containers})",
-        promql_raw="$memory_bytes{$containers}",
+        selector="$memory_bytes{$containers}",
         description="Resident memory of the replica (working set of its container in a cluster); pages shared "
         "between processes count in each. `all` is their sum.",
     ),
@@ -264,7 +267,7 @@ _STANDARD = (
         "DCGM_FI_DEV_FB_USED",
         2.0**43,
         "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
-        Source.GPU_MEMORY,
+        source=Source.GPU_MEMORY,
         over_devices=OverDevices.LARGEST_SUM,
         scale=1048576,
     ),
@@ -297,34 +300,23 @@ _STANDARD = (
         unit="seconds",
         kind=Kind.MEAN,
         source=Source.LATENCY,
-        promql="sum by ($by) (rate(inference_latency_seconds_sum{$replicas}[$window])) / "
-        "sum by ($by) (rate(inference_latency_seconds_count{$replicas}[$window]))",
-        promql_pooled="sum(rate(inference_latency_seconds_sum{$replicas}[$window])) / "
-        "sum(rate(inference_latency_seconds_count{$replicas}[$window]))",
-        promql_raw=_REQUESTS_RAW,
-        description="Mean latency of the requests of the window; `all` weights each replica by its requests.",
         families=(LATENCY,),
+        description="Mean latency of the requests of the window; `all` weights each replica by its requests.",
     ),
-    *(
-        _quantile(
-            "latency",
-            "Latency, p{} of the histogram",
-            "inference_latency_seconds_bucket{$replicas$buckets}",
-            quantile,
-            "{} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
-            source=Source.LATENCY,
-            raw=_REQUESTS_RAW,
-            families=(LATENCY,),
-        )
-        for quantile in (0.5, 0.95, 0.99)
+    *_quantiles(
+        "latency",
+        "Latency, p{} of the histogram",
+        LATENCY,
+        "{} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
+        source=Source.LATENCY,
     ),
     _rate(
         "throughput",
         "Throughput",
         "requests per second",
-        _REQUESTS_RAW,
-        "Requests finished per second; `all` is their sum.",
-        Source.REQUESTS,
+        REQUESTS,
+        "Requests finished per second",
+        source=Source.REQUESTS,
     ),
     Metric(
         name="total_count",
@@ -332,8 +324,6 @@ _STANDARD = (
         unit="requests",
         kind=Kind.COUNTER,
         source=Source.REQUESTS,
-        promql="",
-        promql_raw=_REQUESTS_RAW,
         description="Requests finished since the first row, counted from the raw counter: row 0 is 0, a restarted "
         "replica goes on counting, nothing is extrapolated. `all` keeps what a replica that is dead, or could not be read, had served before.",
     ),
@@ -354,15 +344,13 @@ _CLIENT_HISTOGRAMS = (
     ),
 )
 
-_ACTIVE, _IDLE = (f"rate(inference_{state}_seconds_total{{$replicas}}[$window])" for state in ("active", "idle"))
-
 _PUBLISHED = (
     _rate(
         "inputs_per_second",
         "Inputs",
         "inputs per second",
-        "inference_inputs_total{$replicas}",
-        "Inputs (images, texts) served or trained on per second: requests times what each held; `all` is their sum.",
+        "inference_inputs_total",
+        "Inputs (images, texts) served or trained on per second: requests times what each held",
         workloads=("mnist-training", "resnet50-training", "bert-training", "data-parallel-training"),
     ),
     Metric(
@@ -371,36 +359,30 @@ _PUBLISHED = (
         unit="percent of time",
         kind=Kind.SHARE,
         source=Source.PUBLISHED,
-        promql=f"100 * sum by ($by) ({_ACTIVE}) / (sum by ($by) ({_ACTIVE}) + sum by ($by) ({_IDLE}))",
-        promql_pooled=f"100 * sum({_ACTIVE}) / (sum({_ACTIVE}) + sum({_IDLE}))",
-        promql_raw="inference_active_seconds_total{$replicas}",
+        families=("inference_active_seconds_total", "inference_idle_seconds_total"),
         maximum=100.0,
         nonzero_expected=False,
         description="Share of the window in which the session worked; the rest it spent thinking. `all` is the replicas' mean.",
-        families=("inference_active_seconds_total", "inference_idle_seconds_total"),
         workloads=("notebook",),
     ),
     *(
-        _quantile(
+        metric
+        for name, title, text in _CLIENT_HISTOGRAMS
+        for metric in _quantiles(
             f"client_{name}",
             f"{title} at the client, p{{}}",
-            f"inference_client_{name}_seconds_bucket{{$replicas}}",
-            quantile,
+            f"inference_client_{name}_seconds",
             f"{{}} % of the {text}; `all` pools the buckets of the replicas.",
             source=Source.PUBLISHED,
-            raw=f"inference_client_{name}_seconds_count{{$replicas}}",
-            families=(f"inference_client_{name}_seconds",),
             workloads=(_STREAM,),
         )
-        for name, title, text in _CLIENT_HISTOGRAMS
-        for quantile in (0.5, 0.95, 0.99)
     ),
     _rate(
         "input_tokens_per_second",
         "Input tokens",
         "tokens per second",
-        "inference_client_input_tokens_total{$replicas}",
-        "Tokens of the requests answered per second, as the server counts them, else `requests.tokenizer`; `all` is their sum.",
+        "inference_client_input_tokens_total",
+        "Tokens of the requests answered per second, as the server counts them, else `requests.tokenizer`",
         workloads=(_STREAM,),
         nonzero_expected=False,  # not every server says it
     ),
@@ -408,17 +390,16 @@ _PUBLISHED = (
         "output_tokens_per_second",
         "Output tokens",
         "tokens per second",
-        "inference_client_output_tokens_total{$replicas}",
-        "Tokens of the answers per second, counted when an answer ends: by the server where it says it, else the pieces with "
-        "text; `all` is their sum.",
+        "inference_client_output_tokens_total",
+        "Tokens of the answers per second, counted when an answer ends: by the server where it says it, else the pieces with text",
         workloads=(_STREAM,),
     ),
     _rate(
         "failed_requests_per_second",
         "Failed requests",
         "requests per second",
-        "inference_client_failed_requests_total{$replicas}",
-        "Requests to a server of your own that got no proper answer, per second; `all` is their sum.",
+        "inference_client_failed_requests_total",
+        "Requests to a server of your own that got no proper answer, per second",
         workloads=("server", _STREAM),
         nonzero_expected=False,
     ),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from harness.clock import Clock
 from harness.errors import UsageError
+from harness.metrics.catalogue import Metric
 from harness.metrics.promql_math import to_ms
 
 POOLED = "all"
@@ -148,6 +151,51 @@ class RecordingSummary:
     def to_dict(self) -> dict[str, Any]:
         """As plain data for the manifest."""
         return dataclasses.asdict(self)
+
+
+class Enough(Protocol):
+    """Who says when a recording may end."""
+
+    def due(self, rows: int) -> bool:
+        """Whether it would look at what the replicas have logged after this many rows, or keeps to what it said."""
+        ...
+
+    def __call__(self, rows: int) -> bool:
+        """Whether the last of this many rows may be the last one. Raises StorageError."""
+        ...
+
+
+def _unheard(*_: object) -> None:
+    """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRequest:
+    """What is recorded, and who hears of it.
+
+    Attributes:
+        step_s: seconds between rows; whole milliseconds.
+        window_s: how far rates and quantiles look back; a whole number of steps, at least two.
+        wake: ends the recording early when set.
+        on_tick: called after each row with rows done and rows in all.
+        notice: told at once what goes wrong while recording, a sentence each.
+        enough: asked after each row whether it may be the last one; None: all rows are wanted.
+    """
+
+    metrics: Sequence[Metric]
+    step_s: float
+    window_s: float
+    sink: RowSink
+    clock: Clock
+    wake: threading.Event | None = None
+    on_tick: Callable[[int, int], None] = _unheard
+    notice: Callable[[str], None] = _unheard
+    enough: Enough | None = None
+
+    def ends_with(self, done: int, rows: int) -> bool:
+        """Tell of a row that is done; whether it may be the last."""
+        self.on_tick(done, rows)
+        return self.enough is not None and self.enough(done)
 
 
 class Recording(Protocol):

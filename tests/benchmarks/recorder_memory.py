@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 
 from harness.metrics.catalogue import select
-from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.rows import RecordingRequest
 from harness.metrics.scrape import ReplicaSample
 from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
@@ -68,16 +68,15 @@ def main() -> int:
             start_s=START_S,
             step_s=1.0,
         )
-        recorder = Recorder(
-            targets,
+        request = RecordingRequest(
             metrics=metrics,
             step_s=1.0,
             window_s=4.0,
             sink=writer,
             clock=SimulatedClock(START_S - 10),
-            sources=fake_sources(options.replicas, served, gpus=FakeGpus(1)),
             on_tick=on_tick,
         )
+        recorder = Recorder(targets, request, sources=fake_sources(options.replicas, served, gpus=FakeGpus(1)))
         before, begun_s = rss_bytes(), time.monotonic()
         with writer:
             summary = recorder.record(START_S, rows)

@@ -17,8 +17,8 @@ import numpy as np
 
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
-from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.rows import RecordingRequest
 from harness.results.writers import ExperimentWriter
 from tests.support.replicas import running_replicas
 
@@ -68,7 +68,8 @@ def measure(targets: list[ReplicaTarget], step_s: float, seconds: float, folder:
         step_s=step_s,
     ) as writer:
         sink = TimedWriter(writer, clock)
-        recorder = Recorder(targets, metrics=metrics, step_s=step_s, window_s=4 * step_s, sink=sink, clock=clock)
+        request = RecordingRequest(metrics=metrics, step_s=step_s, window_s=4 * step_s, sink=sink, clock=clock)
+        recorder = Recorder(targets, request)
         cpu_s, begun_s = time.process_time(), time.monotonic()
         summary = recorder.record(start_s, round(seconds / step_s) + 1)
         cpu = (time.process_time() - cpu_s) / (time.monotonic() - begun_s)

@@ -21,6 +21,7 @@ from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
+from harness.metrics.rows import RecordingRequest
 from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.requests import LATENCY, records_of
@@ -102,7 +103,8 @@ def _window(on: bool, targets: list, telemetry_file: Path, wishes: argparse.Name
         return begin_s, clock.now_s()
     step_s = wishes.step
     telemetry = Telemetry(telemetry_file, interval_s=0.25, clock=clock)
-    recorder = Recorder(targets, metrics=select("all"), step_s=step_s, window_s=4 * step_s, sink=RowList(), clock=clock)
+    request = RecordingRequest(metrics=select("all"), step_s=step_s, window_s=4 * step_s, sink=RowList(), clock=clock)
+    recorder = Recorder(targets, request)
     telemetry.start()
     # The lead-in of one window, in which the recorder works as later, is part of the measured time.
     start_s = (clock.now_s() // step_s + 4) * step_s

@@ -29,6 +29,7 @@ from harness.backends.local import LocalBackend, LocalDeployment
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
+from harness.metrics.rows import RecordingRequest
 from harness.sharing.modes import CONTROL
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.benchmarks.loop_efficiency import Bare, environment_for, mean_and_half
@@ -159,9 +160,8 @@ def _run_replicas(deployment: LocalDeployment, windows: int) -> float:
     window_s = WINDOW_STEPS * STEP_S
     _signal([target.pid for target in targets], signal.SIGCONT)
     time.sleep(SETTLE_S)
-    recorder = Recorder(
-        targets, metrics=select(["throughput"]), step_s=STEP_S, window_s=window_s, sink=sink, clock=clock
-    )
+    request = RecordingRequest(metrics=select(["throughput"]), step_s=STEP_S, window_s=window_s, sink=sink, clock=clock)
+    recorder = Recorder(targets, request)
     start_s = (clock.now_s() // STEP_S + 1 + WINDOW_STEPS) * STEP_S
     recorder.record(start_s, (windows - 1) * WINDOW_STEPS + 1)
     _signal([target.pid for target in targets], signal.SIGSTOP)

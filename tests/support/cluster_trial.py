@@ -14,8 +14,7 @@ from harness.backends.kubernetes.deployment import RecordingMaker
 from harness.campaign.events import Event, RowsRecorded
 from harness.campaign.folder import open_folder
 from harness.campaign.runner import CampaignRunner
-from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.sharing.mode import unheard
 from harness.spec import KubernetesSpec
 from tests.support.cluster_driver import own_address
@@ -52,7 +51,7 @@ def scrape(_api, _spec, replicas, _folder, request) -> Recorder:
         ReplicaTarget(one.index, os.getpid(), f"http://{own_address()}:{one.port}/metrics", one.neighbour)
         for one in replicas
     ]
-    return Recorder(targets, **request.settings())
+    return Recorder(targets, request)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import RecordingRequest, ReplicaDeath, Send
+from harness.backends.base import ReplicaDeath, Send
 from harness.clock import SystemClock
 from harness.errors import BackendError, HarnessError, Issue
 from harness.metrics.catalogue import select
-from harness.metrics.recorder import Recorder, Sources
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import Recorder, ReplicaTarget, Sources
+from harness.metrics.rows import RecordingRequest
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
@@ -34,14 +34,8 @@ def busy(replicas: int) -> Sources:
 
 def recording_request(metrics: Sequence[str], timing: Timing, **changes: Any) -> RecordingRequest:
     """What a runner asks a deployment for, with a list of rows and nobody who listens unless ``changes`` say more."""
-    values: dict[str, Any] = {
-        "sink": RowList(),
-        "clock": SystemClock(),
-        "wake": threading.Event(),
-        "on_tick": lambda _rows, _of_rows: None,
-        "notice": lambda _sentence: None,
-    }
-    return RecordingRequest(metrics=select(list(metrics)), timing=timing, **values | changes)
+    values: dict[str, Any] = {"sink": RowList(), "clock": SystemClock(), **changes}
+    return RecordingRequest(metrics=select(list(metrics)), step_s=timing.step_s, window_s=timing.window_s, **values)
 
 
 @dataclass(slots=True)
@@ -86,7 +80,7 @@ class FakeDeployment:
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on the fake sources."""
-        return Recorder(self.targets, **request.settings(), sources=self.sources(len(self.targets)))
+        return Recorder(self.targets, request, sources=self.sources(len(self.targets)))
 
     def telemetry(self, path: Path) -> None:
         """None: it would read real time."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.metrics.row_builder import ReplicaTarget
+from harness.metrics.recorder import ReplicaTarget
 from tests.support.processes import eventually
 
 REPOSITORY = Path(__file__).parents[2]

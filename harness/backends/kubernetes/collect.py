@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Enough
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.objects import layer_in_pod, pods_path
 from harness.backends.kubernetes.pods import CONTAINER, SERVER, PodReplica
 from harness.errors import BackendError, ClusterError, ReasonCode
+from harness.metrics.rows import Enough
 from harness.results import layout
 from harness.results.files import storage_errors
 from harness.sharing.cluster import cluster_sharing

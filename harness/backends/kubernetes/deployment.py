@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Deployment, RecordingRequest, ReplicaDeath, start_advice
+from harness.backends.base import Deployment, ReplicaDeath, start_advice
 from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods
 from harness.backends.kubernetes.api import KubernetesApi, OwnedObject
 from harness.backends.kubernetes.collect import PodLogTail
@@ -21,7 +21,7 @@ from harness.backends.kubernetes.watch import PodMonitor, QueueWait, Watcher
 from harness.clock import Clock
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.rows import Recording
+from harness.metrics.rows import Recording, RecordingRequest
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
 from harness.sharing.cluster import cluster_sharing

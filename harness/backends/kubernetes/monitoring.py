@@ -18,15 +18,14 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.promql import Dialect, PrometheusSource
-from harness.metrics.rows import Recording
+from harness.metrics.promql import Dialect, PrometheusSource, ReplicaGroup
+from harness.metrics.rows import Recording, RecordingRequest
 from harness.spec import GrafanaCost, KubernetesSpec, Timing
 from harness.spec.kubernetes import PrometheusAccess
 
@@ -214,11 +213,8 @@ def recording(
     save_source(folder, where)
     return PrometheusRecorder(
         prometheus,
-        dialect=where.dialect(),
-        replicas=where.pods,
-        neighbours=where.neighbour_replicas(),
-        notice=request.notice,
-        **request.settings(),
+        request,
+        groups=[ReplicaGroup("", where.dialect(), where.pods), *where.neighbour_replicas()],
         remarks=[where.gpus_why] if where.gpus_why else [],
     )
 

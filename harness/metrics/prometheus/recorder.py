@@ -7,14 +7,11 @@ the recording is in the rows.
 
 from __future__ import annotations
 
-import functools
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from harness.clock import Clock
 from harness.errors import MetricsError, NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.client import Patience, PrometheusServer
@@ -22,7 +19,7 @@ from harness.metrics.prometheus.exporter import ExportSummary, export
 from harness.metrics.prometheus.series import Key, key_labels, natural, replica_names
 from harness.metrics.promql import Dialect, ReplicaGroup, render
 from harness.metrics.promql_math import MS_PER_S
-from harness.metrics.rows import Lateness, RecordingSummary, RowSink, grid_ms, missing_warnings
+from harness.metrics.rows import Lateness, RecordingRequest, RecordingSummary, grid_ms, missing_warnings
 
 PATIENCE_S = 300.0
 WOKEN_PATIENCE_S = 10.0
@@ -46,11 +43,7 @@ class PrometheusRecorder:
     """Records one experiment from the server that scrapes it.
 
     Args:
-        replicas: label values (pod names), in the order of ``replica-0``...
-        wake: ends the recording early when set.
-        on_tick: called at each grid time with rows done and rows in all.
-        notice: told at once what the server stops seeing, a sentence each.
-        enough: asked at each grid time, with the rows done, whether it may be the last one.
+        groups: the measured replicas, then each neighbour's.
         remarks: what is known to be amiss from the beginning; kept with the recording.
         patience_s: how long the server may be away at the end before collecting is given up.
     """
@@ -58,41 +51,15 @@ class PrometheusRecorder:
     def __init__(
         self,
         server: PrometheusServer,
+        request: RecordingRequest,
         *,
-        dialect: Dialect,
-        replicas: Sequence[str],
-        neighbours: Sequence[ReplicaGroup] = (),
-        metrics: Sequence[Metric],
-        step_s: float,
-        window_s: float,
-        sink: RowSink,
-        clock: Clock,
-        wake: threading.Event | None = None,
-        on_tick: Callable[[int, int], None] | None = None,
-        notice: Callable[[str], None] | None = None,
-        enough: Callable[[int], bool] | None = None,
+        groups: Sequence[ReplicaGroup],
         remarks: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._server = server
-        groups = [ReplicaGroup("", dialect, replicas), *neighbours]
-        self._watch = functools.partial(Watch, metrics=metrics, groups=groups, stale_s=window_s)
-        self._export = functools.partial(
-            export,
-            metrics=metrics,
-            dialect=dialect,
-            neighbours=neighbours,
-            replicas=replicas,
-            step_s=step_s,
-            window_s=window_s,
-            sink=sink,
-        )
-        self._step_s = step_s
-        self._clock = clock
-        self._wake = wake
-        self._on_tick = on_tick
-        self._notice = notice
-        self._enough = enough
+        self._request = request
+        self._groups = groups
         self._patience_s = patience_s
         self._warnings = [*remarks]
 
@@ -101,50 +68,62 @@ class PrometheusRecorder:
 
         A MetricsError (the server was away at the end for longer than it may, or refused) says how to collect the same rows later.
         """
-        start_ms = grid_ms(start_s, self._step_s)
+        step_s = self._request.step_s
+        start_ms = grid_ms(start_s, step_s)
         done, woken = self._wait(start_s, rows)
         if not woken:
             # The last row's own scrape may come up to one interval after its grid time.
-            self._clock.wait_until(start_s + done * self._step_s)
-        export = self._collect(start_s, done, WOKEN_PATIENCE_S if woken else self._patience_s) if done else None
-        metrics = export.metrics if export else {}
-        remarks = [f"Prometheus remarked: {note}" for note in export.notes] if export else []
+            self._request.clock.wait_until(start_s + done * step_s)
+        kept = self._collect(start_s, done, WOKEN_PATIENCE_S if woken else self._patience_s) if done else None
+        metrics = kept.metrics if kept else {}
+        remarks = [f"Prometheus remarked: {note}" for note in kept.notes] if kept else []
         return RecordingSummary(
             start_s=start_ms / MS_PER_S,
-            end_s=export.end_s if export else None,
-            step_s=self._step_s,
+            end_s=kept.end_s if kept else None,
+            step_s=step_s,
             rows=done,
             stopped=woken,
             lateness=Lateness(),
             metrics=metrics,
-            absent=export.absent if export else {},
+            absent=kept.absent if kept else {},
             warnings=[*self._warnings, *remarks, *missing_warnings(metrics)],
-            identities=export.identities if export else {},
+            identities=kept.identities if kept else {},
         )
 
     def _wait(self, start_s: float, rows: int) -> tuple[int, bool]:
         """Watch until the last grid time; the rows whose scrapes are over, and whether it was woken before."""
+        request, clock = self._request, self._request.clock
         with self._server.impatient(LOOK_TIMEOUT_S) as server:
-            watch = self._watch(server)
+            watch = Watch(server, metrics=request.metrics, groups=self._groups, stale_s=request.window_s)
             looked_s = 0.0
             for index in range(rows):
-                if self._clock.wait_until(start_s + index * self._step_s, self._wake):
-                    over = (self._clock.now_s() - start_s) / self._step_s
+                if clock.wait_until(start_s + index * request.step_s, request.wake):
+                    over = (clock.now_s() - start_s) / request.step_s
                     return min(max(int(over), 0), index), True
-                if self._clock.now_s() - looked_s >= LOOK_S:
-                    looked_s = self._clock.now_s()
+                if clock.now_s() - looked_s >= LOOK_S:
+                    looked_s = clock.now_s()
                     for sentence in watch.poll(looked_s):
                         self._warn(sentence)
-                if self._on_tick is not None:
-                    self._on_tick(index + 1, rows)
-                if self._enough is not None and self._enough(index + 1):
+                if request.ends_with(index + 1, rows):
                     return index + 1, False
         return rows, False
 
     def _collect(self, start_s: float, rows: int, patience_s: float) -> ExportSummary:
+        request, (measured, *neighbours) = self._request, self._groups
         try:
-            with self._server.patient(Patience(self._clock, patience_s, self._warn)) as server:
-                return self._export(server, start_s=start_s, rows=rows)
+            with self._server.patient(Patience(request.clock, patience_s, self._warn)) as server:
+                return export(
+                    server,
+                    metrics=request.metrics,
+                    dialect=measured.dialect,
+                    replicas=measured.replicas,
+                    neighbours=neighbours,
+                    start_s=start_s,
+                    rows=rows,
+                    step_s=request.step_s,
+                    window_s=request.window_s,
+                    sink=request.sink,
+                )
         except PrometheusUnavailableError as error:
             raise MetricsError(
                 f"{rows} rows were scraped and could not be collected: {error.message}",
@@ -155,8 +134,7 @@ class PrometheusRecorder:
     def _warn(self, sentence: str) -> None:
         if len(self._warnings) < MAX_WARNINGS:
             self._warnings.append(sentence)
-        if self._notice is not None:
-            self._notice(sentence)
+        self._request.notice(sentence)
 
 
 class Watch:

@@ -14,9 +14,8 @@ from harness.metrics.prometheus.client import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster, local, render
-from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import ReplicaTarget
-from harness.metrics.rows import Missing
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.rows import Missing, RecordingRequest
 from harness.metrics.scrape import PublishedFamily
 from harness.replica.custom_metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
@@ -196,15 +195,8 @@ def recorded(script, start_s):
     targets = [ReplicaTarget(replica, 1, "http://127.0.0.1:1/metrics") for replica in range(REPLICAS)]
     clock = StillClock(start_s - 60)
     sources = fake_sources(REPLICAS, script.sample, processes=FakeProcesses(REPLICAS, script.usage))
-    Recorder(
-        targets,
-        metrics=select(RECORDED),
-        step_s=STEP_S,
-        window_s=WINDOW_S,
-        sink=sink,
-        clock=clock,
-        sources=sources,
-    ).record(start_s, ROWS)
+    request = RecordingRequest(metrics=select(RECORDED), step_s=STEP_S, window_s=WINDOW_S, sink=sink, clock=clock)
+    Recorder(targets, request, sources=sources).record(start_s, ROWS)
     return sink
 
 

@@ -14,6 +14,7 @@ from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import local, render
 from harness.metrics.recorder import Recorder
+from harness.metrics.rows import RecordingRequest
 from harness.results.requests import LATENCY, records_of
 from tests.integration.metrics.bursts import END_S, PHASE_S
 from tests.integration.metrics.prometheus_server import EMPTY_CONFIG, NEEDED, RunningPrometheus
@@ -153,9 +154,10 @@ def record_and_export(replicas, server, job):
     clock, exported = SystemClock(), RowList()
     recorded = TimedRows(clock)
     start_s = float(int(clock.now_s()) + 6)
-    recorder = Recorder(
-        replicas, metrics=[*select(METRICS), *EDGES], step_s=STEP_S, window_s=WINDOW_S, sink=recorded, clock=clock
+    request = RecordingRequest(
+        metrics=[*select(METRICS), *EDGES], step_s=STEP_S, window_s=WINDOW_S, sink=recorded, clock=clock
     )
+    recorder = Recorder(replicas, request)
     recorder.record(start_s, ROWS)
     clock.wait_until(start_s + ROWS * STEP_S)  # until the last row's scrapes are stored
     summary = export(

@@ -11,7 +11,7 @@ import pytest
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import PRIORITY, Recorder, _punctual
-from harness.metrics.rows import LATE_TICK
+from harness.metrics.rows import LATE_TICK, RecordingRequest
 from tests.support.fake_metrics import RowList
 from tests.support.replicas import running_replicas
 
@@ -38,9 +38,10 @@ def recorded(tmp_path_factory):
                 os.kill(targets[KILLED].pid, signal.SIGKILL)
                 os.kill(targets[STOPPED].pid, signal.SIGSTOP)
 
-        recorder = Recorder(
-            targets, metrics=select("all"), step_s=STEP_S, window_s=4 * STEP_S, sink=sink, clock=clock, on_tick=on_tick
+        request = RecordingRequest(
+            metrics=select("all"), step_s=STEP_S, window_s=4 * STEP_S, sink=sink, clock=clock, on_tick=on_tick
         )
+        recorder = Recorder(targets, request)
         start_s = (int(clock.now_s() / STEP_S) + 10) * STEP_S
         summary = recorder.record(start_s, ROWS)
     return summary, sink, start_s

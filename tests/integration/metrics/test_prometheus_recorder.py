@@ -12,7 +12,8 @@ from harness.metrics.catalogue import select
 from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.recorder import PrometheusRecorder
 from harness.metrics.prometheus.series import NO_SAMPLE
-from harness.metrics.promql import cluster
+from harness.metrics.promql import ReplicaGroup, cluster
+from harness.metrics.rows import RecordingRequest
 from tests.integration.metrics.pages import PODS, Pages
 from tests.integration.metrics.prometheus_server import NEEDED, RunningPrometheus
 from tests.support.fake_metrics import RowList
@@ -75,17 +76,18 @@ class Recorded:
         with PrometheusServer(url, timeout_s=5) as server:
             recorder = PrometheusRecorder(
                 server,
-                dialect=cluster("inference", "work-.*", nodes=["n1"]),
-                replicas=PODS,
-                metrics=metrics,
-                step_s=STEP_S,
-                window_s=WINDOW_S,
-                sink=self.sink,
-                clock=clock,
-                wake=wake,
-                on_tick=on_tick,
-                notice=notice,
-                enough=enough,
+                RecordingRequest(
+                    metrics=metrics,
+                    step_s=STEP_S,
+                    window_s=WINDOW_S,
+                    sink=self.sink,
+                    clock=clock,
+                    wake=wake,
+                    on_tick=on_tick,
+                    notice=notice,
+                    enough=enough,
+                ),
+                groups=[ReplicaGroup("", cluster("inference", "work-.*", nodes=["n1"]), PODS)],
                 patience_s=patience_s,
             )
             self.summary = recorder.record(start_s, rows)
@@ -194,13 +196,8 @@ def test_a_start_off_the_grid_is_refused():
     with PrometheusServer(f"http://127.0.0.1:{free_port()}") as server:
         recorder = PrometheusRecorder(
             server,
-            dialect=cluster("inference", ".+"),
-            replicas=PODS,
-            metrics=METRICS,
-            step_s=5.0,
-            window_s=20.0,
-            sink=RowList(),
-            clock=SystemClock(),
+            RecordingRequest(metrics=METRICS, step_s=5.0, window_s=20.0, sink=RowList(), clock=SystemClock()),
+            groups=[ReplicaGroup("", cluster("inference", ".+"), PODS)],
         )
         with pytest.raises(UsageError, match="no whole multiple"):
             recorder.record(1_800_000_001.0, 3)

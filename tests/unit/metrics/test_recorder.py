@@ -8,9 +8,17 @@ from harness.errors import StorageError, UsageError
 from harness.metrics.catalogue import CATALOGUE, GPU_SOURCES, STANDARD, Source, select
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.nvml import GAUGES
-from harness.metrics.recorder import Recorder
-from harness.metrics.row_builder import ReplicaTarget
-from harness.metrics.rows import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW, Missing
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.rows import (
+    LATE_TICK,
+    MIXED_BUCKETS,
+    NO_REPLICA,
+    NO_REQUESTS,
+    NO_TIME,
+    TOO_FEW,
+    Missing,
+    RecordingRequest,
+)
 from harness.metrics.scrape import ReplicaParser
 from tests.support.fake_metrics import (
     BOUNDS,
@@ -58,17 +66,16 @@ def record(script, *, replicas=2, rows=6, metrics="all", step_s=1.0, window_s=No
     fakes = {name: options.pop(name) for name in ("gpus", "pressure", "processes") if name in options}
     sources = fake_sources(len(scripts), lambda replica, scrape: scripts[replica](replica, scrape), **fakes)
     targets = options.pop("targets", None) or [target(index) for index in range(len(scripts))]
-    recorder = Recorder(
-        targets,
+    sources = options.pop("sources", sources)
+    request = RecordingRequest(
         metrics=select(metrics),
         step_s=step_s,
         window_s=window_s or 4 * step_s,
         sink=sink,
         clock=clock or SlowClock(),
-        sources=options.pop("sources", sources),
         **options,
     )
-    return recorder.record(START_S, rows), sink
+    return Recorder(targets, request, sources=sources).record(START_S, rows), sink
 
 
 def target(index, workload=""):
@@ -316,10 +323,9 @@ def test_a_sink_that_cannot_write_ends_it():
     ("start_s", "window_s", "match"), [(START_S + 0.5, 4, "whole multiple"), (START_S, 1, "two scrapes")]
 )
 def test_a_grid_that_cannot_be_is_refused(start_s, window_s, match):
+    request = RecordingRequest(metrics=select("all"), step_s=1, window_s=window_s, sink=RowList(), clock=SlowClock())
     with pytest.raises(UsageError, match=match):
-        Recorder([], metrics=select("all"), step_s=1, window_s=window_s, sink=RowList(), clock=SlowClock()).record(
-            start_s, 1
-        )
+        Recorder([], request).record(start_s, 1)
 
 
 def page(scrape, **families):
