@@ -112,12 +112,12 @@ class Experiment:
         """Its figures: ``measure``, ``value``, ``unit``, ``reason``; none has a value when a file is damaged."""
         run = analyse_experiment(self._folder)
         damage = "; ".join(run.damage)
-        names = [name for name in ALL if damage or name in run.measured.figures or name in run.measured.absent]
+        names = [name for name in ALL if damage or name in run.figures or name in run.absent]
         values = {
             "measure": names,
-            "value": [run.measured.figures.get(name, float("nan")) for name in names],
+            "value": [run.figures.get(name, float("nan")) for name in names],
             "unit": [ALL[name].unit for name in names],
-            "reason": [damage or run.measured.absent.get(name, "") for name in names],
+            "reason": [damage or run.absent.get(name, "") for name in names],
         }
         return self._tidy(pd.DataFrame(values), _FIGURES)
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_of_look
-from harness.analysis.metrics.catalogue import METRICS, OWN
-from harness.analysis.metrics.measured import Measured, measure
-from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
+from harness.analysis.metrics.catalogue import METRICS, OWN, metrics_of
+from harness.analysis.metrics.run import Run
+from harness.analysis.read import (
+    ExperimentData,
+    NotMeasuredError,
+    has_ended,
+    last_steps,
+    read_campaign,
+    read_experiment,
+)
 from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
+from harness.metrics.quality import SteadyState, steady_state
+from harness.metrics.rows import POOLED
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, LATENCIES, REQUESTS, experiment_folders
 from harness.results.manifest import Status
@@ -23,12 +34,31 @@ from harness.sharing.modes import mode_of
 from harness.spec import CampaignSpec, CellSpec
 from harness.spec.sharing import mode_in_words
 
+_PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
 PACED = "requests come at a rate that was set, so that throughput says what was asked"
 REPEATS_FOLLOWED = (
     "The number of repeats followed from the results (`repeats: until_known`). Intervals and p-values allow for every look "
     "that was taken, which makes them wider than those of as many repeats that were planned; scaling laws do not allow for it."
 )
 """For whoever reads figures of such a campaign."""
+
+
+class LoadState(StrEnum):
+    """How loaded, from pressure or utilisation: below 10 %, below 70 %, to 90 %, above."""
+
+    EMPTY = "empty"
+    MODEST = "modest"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+
+def load_state(percent: float) -> LoadState:
+    """The band of a pressure or utilisation, in percent."""
+    if percent < 10:
+        return LoadState.EMPTY
+    if percent < 70:
+        return LoadState.MODEST
+    return LoadState.HIGH if percent <= 90 else LoadState.CRITICAL
 
 
 class ConfigurationKey(NamedTuple):
@@ -52,13 +82,25 @@ class ConfigurationKey(NamedTuple):
         return self.workload, self.mode, self.condition
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeasuredRun:
-    """One finished experiment: its files, its figures (none when it is damaged), and what verification found."""
+    """One finished experiment with its metrics; none when it is damaged.
+
+    ``damage``: what verification found. ``figures``: value by metric, in its unit; ``absent``: metric to the reason for its
+    absence. ``replica_throughput``: requests per second of each replica, in order. ``within``: throughput with a batch-means
+    interval inside this one run. ``steady``: whether it had settled. ``loads``: by what is loaded (``node pressure``, ``node CPU``,
+    ``GPU``). ``notes``: how a value came about, where that is not the usual way. Empty or None: not measured.
+    """
 
     data: ExperimentData
-    measured: Measured
-    damage: list[str]
+    damage: list[str] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    replica_throughput: list[float] = field(default_factory=list)
+    within: Estimate | None = None
+    steady: SteadyState | None = None
+    loads: dict[str, LoadState] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -79,6 +121,36 @@ class MeasuredRun:
     def used(self) -> bool:
         """Whether it enters the averages: neither INVALID nor damaged."""
         return self.status is not Status.INVALID and not self.damage
+
+
+def measure(data: ExperimentData) -> MeasuredRun:
+    """All metrics of one run. Raises StorageError or ResultsPathError when a file cannot be read."""
+    run, measured = Run(data), MeasuredRun(data)
+    figures = measured.figures
+    for metric in metrics_of(data.manifest.experiment):
+        if metric.compute is None:
+            continue
+        try:
+            figures[metric.name] = metric.compute(run)
+        except ValueError as error:  # NotMeasuredError, or a statistic that the sample cannot support
+            measured.absent[metric.name] = str(error)
+    if "throughput" in figures and run.rate[1]:
+        measured.notes.append(run.rate[1])
+    if "energy" in figures:
+        measured.notes.append(f"Energy from {run.energy_j[1]}.")
+    # What is not there has been said: in the notes, or as the reason why metrics made of it are absent.
+    with suppress(NotMeasuredError):
+        measured.replica_throughput = run.replica_rates
+    with suppress(NotMeasuredError):
+        measured.within = run.within if "throughput" in figures else None
+    with suppress(NotMeasuredError, KeyError):
+        measured.steady = steady_state(run.data.table("throughput")[POOLED].to_numpy())
+    percents = {"node pressure": max((figures[name] for name in _PRESSURES if name in figures), default=None)}
+    if "cpu_usage" in figures:
+        percents["node CPU"] = 100 * figures["cpu_usage"] / data.manifest.provenance.host.cpus
+    percents["GPU"] = figures.get("gpu_utilization")
+    measured.loads = {what: load_state(percent) for what, percent in percents.items() if percent is not None}
+    return measured
 
 
 @dataclass(slots=True)
@@ -162,7 +234,7 @@ class Cell:
 
     def figures(self, name: str) -> list[float]:
         """One measure of every repeat used that has it."""
-        figures = (experiment.measured.figures.get(name) for experiment in self.used)
+        figures = (experiment.figures.get(name) for experiment in self.used)
         return [figure for figure in figures if figure is not None]
 
 
@@ -259,7 +331,7 @@ def analyse(folder: Path) -> CampaignAnalysis:
         points = {run.name: run_of(run.data.keeping()) for run in experiments if not run.damage}
         analysis.stress_series = series_of(spec, points)
     if spec is not None and spec.until_known is not None:
-        figures = {run.name: run.measured.figures if run.used else {} for run in experiments}
+        figures = {run.name: run.figures if run.used else {} for run in experiments}
         analysis.progress = judge(spec.until_known, spec.cells(), figures)
     analysis.unfinished = _unfinished(analysis, unreadable)
     return analysis
@@ -285,7 +357,7 @@ def analyse_experiment(folder: Path) -> MeasuredRun:
         if not (path.name == REQUESTS or path.parent.name == LATENCIES) or path.exists():
             damage.append(problem.message if path == folder else f"{path.name}: {problem.message}")
     # A damaged file may not even parse; nothing in that folder is worth a figure.
-    return MeasuredRun(data, Measured() if damage else measure(data), damage)
+    return MeasuredRun(data, damage) if damage else measure(data)
 
 
 def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec | None) -> list[Cell]:
@@ -320,12 +392,12 @@ def key_of(cell: CellSpec) -> ConfigurationKey:
 
 
 def _average(cell: Cell) -> None:
-    known = {name for run in cell.experiments for name in (*run.measured.figures, *run.measured.absent)}
+    known = {name for run in cell.experiments for name in (*run.figures, *run.absent)}
     for name in (*METRICS, *(name for name in OWN if name in known)):
         if figures := cell.figures(name):
             cell.estimates[name] = t_interval(figures, shared(cell), least=0.0)
         else:
-            reasons = [run.measured.absent.get(name) for run in cell.used]
+            reasons = [run.absent.get(name) for run in cell.used]
             cell.absent[name] = next(filter(None, reasons), "no run can be used")
 
 

@@ -35,15 +35,14 @@ class ParquetColumn:
 
 def _figure(metric: ResultMetric) -> ParquetColumn:
     about = f"{metric.title}. {metric.how}"
-    return ParquetColumn(metric.column, "double", metric.unit, about, lambda run: run.measured.figures.get(metric.name))
+    return ParquetColumn(metric.column, "double", metric.unit, about, lambda run: run.figures.get(metric.name))
 
 
 def _missing(experiment: MeasuredRun) -> str:
     """As a JSON object: column to the reason why it is null; empty when none is."""
     damage = "; ".join(experiment.damage)
-    measured = experiment.measured
-    absent = [name for name in ALL if name not in measured.figures]
-    reasons = {ALL[name].column: damage or measured.absent.get(name, _NOT_ASKED) for name in absent}
+    absent = [name for name in ALL if name not in experiment.figures]
+    reasons = {ALL[name].column: damage or experiment.absent.get(name, _NOT_ASKED) for name in absent}
     return json.dumps(reasons, ensure_ascii=False)
 
 

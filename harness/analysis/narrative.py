@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun
+from harness.analysis.campaign import (
+    REPEATS_FOLLOWED,
+    CampaignAnalysis,
+    Cell,
+    ConfigurationKey,
+    LoadState,
+    MeasuredRun,
+    load_state,
+)
 from harness.analysis.client_result import read_scenarios
 from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names
 from harness.analysis.contrasts.comparison import By, gather
@@ -15,7 +23,6 @@ from harness.analysis.format import clipped, quantity, replicas_in_words, times,
 from harness.analysis.goodput import Best
 from harness.analysis.goodput import sentences as goodput_in_words
 from harness.analysis.metrics.catalogue import ALL
-from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.questions.condition_overhead import Interference
 from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
@@ -177,7 +184,7 @@ def _saturation(contrasts: Contrasts, cells: Sequence[Cell]) -> str:
 
 def _idle(cell: Cell) -> str:
     """Of a cell, how many of its replicas served nothing in some run."""
-    idle = max((run.measured.replica_throughput.count(0.0) for run in cell.used), default=0)
+    idle = max((run.replica_throughput.count(0.0) for run in cell.used), default=0)
     return f", of which {idle} served nothing," if idle else ""
 
 
@@ -308,7 +315,7 @@ def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
     waited = [
         (experiment.name, percent)
         for experiment in analysis.experiments
-        if (percent := experiment.measured.figures.get("cpu_psi")) is not None
+        if (percent := experiment.figures.get("cpu_psi")) is not None
         and load_state(percent) is not LoadState.EMPTY
         and any(replica.get("qos_class") == _BEST_EFFORT for replica in experiment.data.manifest.replicas)
     ]
@@ -335,7 +342,7 @@ def _absent(analysis: CampaignAnalysis) -> list[str]:
 def absent_of(experiment: MeasuredRun) -> dict[str, list[str]]:
     """Titles of the figures that one experiment does not give, by reason."""
     by_reason: dict[str, list[str]] = {}
-    for name, reason in experiment.measured.absent.items():
+    for name, reason in experiment.absent.items():
         by_reason.setdefault(reason, []).append(ALL[name].title)
     return by_reason
 
@@ -349,7 +356,7 @@ def remarks(experiment: MeasuredRun) -> list[str]:
         if finding.get("metric") not in manifest.absent_metrics
         and finding.get("message") not in manifest.verdict.reasons
     ]
-    return findings + experiment.measured.notes
+    return findings + experiment.notes
 
 
 def _mixed(analysis: CampaignAnalysis) -> list[str]:

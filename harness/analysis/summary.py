@@ -103,15 +103,19 @@ def _cell_document(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _experiment_document(experiment: MeasuredRun) -> dict[str, Any]:
-    measured = dataclasses.asdict(experiment.measured)
+def _experiment_document(run: MeasuredRun) -> dict[str, Any]:
     return {
-        "experiment": experiment.name,
-        "verdict": experiment.data.manifest.verdict.model_dump(mode="json"),
-        "used": experiment.used,
-        "damage": experiment.damage,
-        "throughput_within_run": measured.pop("within"),
-        **measured,
+        "experiment": run.name,
+        "verdict": run.data.manifest.verdict.model_dump(mode="json"),
+        "used": run.used,
+        "damage": run.damage,
+        "figures": run.figures,
+        "absent": run.absent,
+        "replica_throughput": run.replica_throughput,
+        "throughput_within_run": run.within and dataclasses.asdict(run.within),
+        "steady": run.steady and dataclasses.asdict(run.steady),
+        "loads": run.loads,
+        "notes": run.notes,
     }
 
 

@@ -253,7 +253,7 @@ def planner_of(
 
 
 def _figures(path: Path) -> Figures:
-    from harness.analysis.metrics.measured import measure  # with pandas: no other campaign waits for that
+    from harness.analysis.campaign import measure  # with pandas: no other campaign waits for that
 
     data = read_experiment(path)
     return {} if data.manifest.verdict.status is Status.INVALID else measure(data).figures

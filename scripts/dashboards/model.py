@@ -19,7 +19,7 @@ RATE_WINDOW = "$__rate_interval"
 """Grafana's own: four scrapes, or more where a pixel is more than that."""
 
 BANDS = ((None, "empty", "green"), (10, "modest", "blue"), (70, "high", "orange"), (90, "critical", "red"))
-"""Load states in percent: each begins where the one below it ends (the bands of ``harness/analysis/metrics/measured.py``)."""
+"""Load states in percent: each begins where the one below it ends (the bands of ``harness/analysis/campaign.py``)."""
 
 KINDS = frozenset({"timeseries", "stat", "gauge", "bargauge", "table", "state-timeline"})
 

@@ -139,7 +139,7 @@ class Contrasts:
         return {run.data.manifest.experiment.repeat: value for run, value in self._runs(cell, metric)}
 
     def _runs(self, cell: Cell, metric: str) -> Iterator[tuple[MeasuredRun, float]]:
-        value = self._values.get(metric) or (lambda run: run.measured.figures.get(metric))
+        value = self._values.get(metric) or (lambda run: run.figures.get(metric))
         return ((run, figure) for run in cell.used if (figure := value(run)) is not None)
 
     def _test(

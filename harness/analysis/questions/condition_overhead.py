@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, shared
+from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun, measure, shared
 from harness.analysis.contrasts.comparison import CellKey
 from harness.analysis.contrasts.contrast import Contrast, Contrasts
 from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, ratio_interval, replicas_in_words, whole_interval
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.metrics.measured import Measured, measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, student, t_interval
 from harness.errors import ReasonCode
@@ -269,7 +268,7 @@ def _neighbours(cell: Cell) -> list[NeighbourCell]:
     """The figures of everything that ran beside a cell, over the repeats that are used."""
     if not cell.used:
         return []
-    measured: dict[str, list[Measured]] = {}
+    measured: dict[str, list[MeasuredRun]] = {}
     for data in (data for run in cell.used for data in _neighbour_data(run.data)):
         measured.setdefault(data.neighbour, []).append(measure(data))
     cells = []

@@ -258,13 +258,13 @@ def per_million(cell: Cell, value: Value | None) -> Estimate | None:
 
 def kwh_of(run: MeasuredRun) -> float | None:
     """GPU energy of a million inferences."""
-    energy_j, inputs = run.measured.figures.get("energy"), run.data.manifest.inputs_per_request
+    energy_j, inputs = run.figures.get("energy"), run.data.manifest.inputs_per_request
     return energy_j / inputs * _MILLION / _J_PER_KWH if energy_j is not None and inputs else None
 
 
 def gpu_hours_of(run: MeasuredRun) -> float | None:
     """GPU hours of a million inferences."""
-    inputs = run.measured.figures.get("inputs")
+    inputs = run.figures.get("inputs")
     return _MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
 
 

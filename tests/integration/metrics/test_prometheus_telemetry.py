@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.analysis.metrics.measured import measure
+from harness.analysis.campaign import measure
 from harness.analysis.read import read_experiment
 from harness.errors import StorageError
 from harness.metrics.catalogue import select

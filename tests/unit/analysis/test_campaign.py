@@ -9,9 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, analyse
+from harness.analysis.campaign import CampaignAnalysis, Cell, LoadState, MeasuredRun, analyse, measure
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.metrics.measured import LoadState, Measured, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
@@ -101,8 +100,8 @@ def test_fairness_energy_and_memory(analysis: CampaignAnalysis) -> None:
 
 def test_intervals_and_loads(analysis: CampaignAnalysis) -> None:
     experiment = cell(analysis, 3).experiments[0]
-    assert experiment.measured.within.n == 5
-    assert experiment.measured.loads == {
+    assert experiment.within.n == 5
+    assert experiment.loads == {
         "node pressure": LoadState.EMPTY,
         "node CPU": LoadState.MODEST,
         "GPU": LoadState.CRITICAL,
@@ -149,11 +148,11 @@ def only_experiment(folder: Path) -> MeasuredRun:
     return only
 
 
-def energy_of(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Measured:
+def energy_of(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> MeasuredRun:
     """What is measured of an experiment whose telemetry is another."""
     change(pd.read_csv(folder / "telemetry.csv")).to_csv(folder / "telemetry.csv", index=False)
     edit_then_seal(folder)
-    return only_experiment(folder.parent).measured
+    return only_experiment(folder.parent)
 
 
 def without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -235,7 +234,7 @@ def test_energy_of_fewer_gpus_than_the_replicas_ran_on_is_missing(tmp_path: Path
         provenance=manifest.provenance.model_copy(update={"gpus": gpus}),
         replicas=[replica | {"device_uuid": gpu.uuid, "second_device_uuid": "GPU-1"}],
     )
-    measured = only_experiment(folder.parent).measured
+    measured = only_experiment(folder.parent)
     assert measured.absent["energy"] == "the replicas ran on 2 GPUs, of which 1 were read"
 
 
@@ -245,7 +244,7 @@ def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:
     for path in (tmp_path / "attempts" / "one").glob("*total_count*"):
         path.unlink()
     finalise(tmp_path / "attempts" / "one", tmp_path / spec.experiment_id, manifest)
-    measured = only_experiment(tmp_path).measured
+    measured = only_experiment(tmp_path)
     assert measured.figures["throughput"] == pytest.approx(sum(rates("resnet50", 3, SHAPE)), rel=0.02)
     assert len(measured.replica_throughput) == 3
     assert "raw latency logs" in measured.notes[0]

@@ -168,7 +168,7 @@ def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_pat
 def test_a_replica_that_served_nothing_is_told(slicing: Path) -> None:
     analysis = analyse(slicing)
     last = analysis.cells[-1]
-    last.experiments[0].measured.replica_throughput[:] = [95.0, 95.0, 0.0]
+    last.experiments[0].replica_throughput[:] = [95.0, 95.0, 0.0]
     assert "3 replicas, of which 1 served nothing, serve" in " ".join(answers(analysis))
 
 

@@ -287,11 +287,11 @@ def under(cell: Cell, sharing: str, kept: float, *, died: bool = False) -> Cell:
     """The same cell as another mode would have left it: that share of its throughput, or nothing, for the service died."""
     runs = []
     for index, run in enumerate(cell.experiments):
-        figures = {**run.measured.figures, "throughput": kept * run.measured.figures["throughput"] * (1 + index / 1000)}
+        figures = {**run.figures, "throughput": kept * run.figures["throughput"] * (1 + index / 1000)}
         verdict = Verdict(status=Status.INVALID, codes=[ReasonCode.VICTIM_DIED]) if died else run.data.manifest.verdict
         manifest = run.data.manifest.model_copy(update={"verdict": verdict})
         data = replace(run.data, manifest=manifest)
-        runs.append(replace(run, data=data, measured=replace(run.measured, figures=figures)))
+        runs.append(replace(run, data=data, figures=figures))
     return replace(cell, key=cell.key._replace(sharing=sharing), experiments=runs)
 
 

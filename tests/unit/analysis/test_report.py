@@ -187,8 +187,8 @@ def test_pods_without_a_share_of_a_busy_node_are_a_caveat(tmp_path: Path) -> Non
 
     def told(percent: float, **said: object) -> list[str]:
         for index, experiment in enumerate(found.experiments):
-            figures = {**experiment.measured.figures, "cpu_psi": percent + index}
-            busy = replace(experiment, measured=replace(experiment.measured, figures=figures))
+            figures = {**experiment.figures, "cpu_psi": percent + index}
+            busy = replace(experiment, figures=figures)
             found.experiments[index] = _as_pods(busy, **said)
         return [sentence for sentence in caveats(found) if "BestEffort" in sentence]
 

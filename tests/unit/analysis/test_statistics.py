@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.signal import lfilter
 
-from harness.analysis.metrics.measured import LoadState, load_state
+from harness.analysis.campaign import LoadState, load_state
 from harness.analysis.statistics import (
     NO_SPREAD,
     batch_means,

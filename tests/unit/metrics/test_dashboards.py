@@ -7,7 +7,7 @@ import re
 import pytest
 import yaml
 
-from harness.analysis.metrics.measured import load_state
+from harness.analysis.campaign import load_state
 from harness.metrics.catalogue import STANDARD
 from scripts.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
 from scripts.dashboards.gpu import GPU_PERFORMANCE
