@@ -13,14 +13,7 @@ from typing import NamedTuple
 from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_of_look
 from harness.analysis.metrics.catalogue import METRICS, OWN, metrics_of
 from harness.analysis.metrics.run import Run
-from harness.analysis.read import (
-    ExperimentData,
-    NotMeasuredError,
-    has_ended,
-    last_steps,
-    read_campaign,
-    read_experiment,
-)
+from harness.analysis.read import ExperimentData, NotMeasuredError, read_campaign, read_experiment, read_journal
 from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
@@ -430,16 +423,16 @@ def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
 def _unfinished(analysis: CampaignAnalysis, unreadable: Mapping[str, str]) -> list[Unfinished]:
     """What the campaign asks for and is not there, each with how far it came."""
     spec, progress = analysis.spec, analysis.progress
+    stories, ended = read_journal(analysis.folder) if spec else ({}, False)
     if spec is None:
         points: list[tuple[CellSpec, int]] = []
     elif spec.stress is not None:
         points = [series.following for series in analysis.stress_series if series.following is not None]
     elif progress is not None:
-        following = [] if has_ended(analysis.folder) else progress.following
-        points = [(cell, progress.blocks + 1) for cell in following]
+        points = [] if ended else [(cell, progress.blocks + 1) for cell in progress.following]
     else:
         points = [(cell, repeat) for cell in spec.cells() for repeat in range(1, spec.most_repeats + 1)]
-    stories = {**(last_steps(analysis.folder) if spec else {}), **unreadable}
+    stories |= unreadable
     done = {run.name for run in analysis.experiments}
     names = dict.fromkeys([*unreadable, *(cell.experiment_id(repeat) for cell, repeat in points)])
     return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

@@ -253,21 +253,16 @@ def _scenario_findings(
     """The rate was not held, requests were refused, or the limit was broken."""
     scenario = experiment.workload.scenario
     assert scenario is not None  # noqa: S101 - the caller's promise
-    failed = {int(status): count for status, count in requests.failed.items()}
-    refused = failed.pop(REFUSED, 0)
+    failed = requests.failed
+    refused = failed.pop(str(REFUSED), 0)
     # A generator that was lost sends nothing, and its requests are wanted all the same.
     offered = requests.intended if results["offered_per_s"] is not None else 0
     wanted = max(results.get("intended_per_s", 0.0) * results["duration_s"], offered)
-    if scenario.open_loop and (finding := _rate_not_held(wanted, results, refused=refused)):
-        yield finding
-    elif refused:
+    unheld = list(_rate_not_held(wanted, results, refused=refused)) if scenario.open_loop else []
+    yield from unheld
+    if refused and not unheld:
         yield _remark(ReasonCode.REQUESTS_REFUSED, f"{refused} requests were refused (429, queue full).")
-    if failed:
-        message = (
-            f"{sum(failed.values())} of {len(requests.rows)} requests got no proper answer: {results['statuses']} "
-            "(0: no connection, -1: none in time)."
-        )
-        yield Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the replicas' logs.")
+    yield from _failed(failed, len(requests.rows), "replicas")
     if results.get("limit_met") is False:
         yield _remark(
             ReasonCode.LATENCY_LIMIT,
@@ -278,17 +273,28 @@ def _scenario_findings(
 
 def _rate_not_held(
     wanted: float, results: Mapping[str, Any], *, refused: int = 0, otherwise: int = 0
-) -> Finding | None:
+) -> Iterator[Finding]:
     """Fewer were answered than were wanted, by more than chance; ``otherwise``: how many others were answered in another way."""
-    missing = wanted - results["requests"] - otherwise
-    if missing <= max((1 - HELD_SHARE) * wanted, 3 * math.sqrt(wanted)):
-        return None
-    message = (
-        f"The rate cannot be held: {wanted / results['duration_s']:.4g} requests per second were intended and "
-        f"{results['achieved_per_s']:.4g} answered{f'; {refused} were refused (429, queue full)' if refused else ''}."
-    )
-    advice = "The throughput is what the replicas can do; latencies grow as long as such a load lasts. Lower `rate`."
-    return Finding(Severity.DEGRADED, ReasonCode.RATE_NOT_HELD, "throughput", message, advice)
+    if wanted - results["requests"] - otherwise > max((1 - HELD_SHARE) * wanted, 3 * math.sqrt(wanted)):
+        message = (
+            f"The rate cannot be held: {wanted / results['duration_s']:.4g} requests per second were intended and "
+            f"{results['achieved_per_s']:.4g} answered{f'; {refused} were refused (429, queue full)' if refused else ''}."
+        )
+        advice = (
+            "The throughput is what the replicas can do; latencies grow as long as such a load lasts. Lower `rate`."
+        )
+        yield Finding(Severity.DEGRADED, ReasonCode.RATE_NOT_HELD, "throughput", message, advice)
+
+
+def _failed(failed: Mapping[str, int], requests: int, whose: str, first: str = "") -> Iterator[Finding]:
+    """So many got no proper answer, by status."""
+    if failed:
+        kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
+        message = (
+            f"{sum(failed.values())} of {requests} requests failed ({kinds}; 0: no connection, -1: none in time, "
+            f"-2: not a proper answer, -3: none yet when the load ended).{f' The first: {first}.' if first else ''}"
+        )
+        yield Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, f"Look at the {whose}' logs.")
 
 
 def _late(requests: ClientRequests, results: Mapping[str, Any], who: str) -> list[Finding]:
@@ -328,17 +334,10 @@ def _server_findings(
     # Of what was abandoned, only what no answer took half as long as has failed.
     hung = latency_ns(every) > HUNG * latency_ns(every[every["status"] == OK]).max(initial=0)
     failed = count_statuses(every[(every["status"] != OK) & ((every["status"] != ABANDONED) | hung)])
-    if failed:
-        said = next((text for status in statuses if (text := status.get("load", {}).get("first_failure"))), "unknown")
-        kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
-        message = (
-            f"{sum(failed.values())} of {len(every)} requests failed ({kinds}; 0: no connection, -1: none in time, "
-            f"-2: not a proper answer, -3: none yet when the load ended). The first: {said}."
-        )
-        yield Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the servers' logs.")
+    first = next((text for status in statuses if (text := status.get("load", {}).get("first_failure"))), "unknown")
+    yield from _failed(failed, len(every), "servers", first)
     if server.open_loop:
-        unheld = _rate_not_held(requests.intended, results, otherwise=sum(requests.failed.values()))
-        yield from [unheld] if unheld else []
+        yield from _rate_not_held(requests.intended, results, otherwise=sum(requests.failed.values()))
     yield from _late(requests, results, "client")
     yield from _too_long(server, requests)
     if server.image:  # the clients beside the servers could not see everything

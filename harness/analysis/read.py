@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -293,35 +293,20 @@ def read_campaign(folder: Path) -> dict[str, Any]:
     return identity
 
 
-def has_ended(folder: Path) -> bool:
-    """Whether the last thing in the campaign's journal is its end."""
-    *_, last = [{}, *_events(folder)]
-    return last.get("event") == "campaign-ends"
-
-
-def last_steps(folder: Path) -> dict[str, str]:
-    """How far each experiment came, in words, from the campaign's journal; a torn last line is left out."""
-    steps: dict[str, str] = {}
-    for event in _events(folder):
-        name, step = event.get("experiment"), event.get("step")
-        if name and step and event.get("event") == "step-begins":
-            steps[name] = f"attempt {event.get('attempt')} was stopped in the step {step}"
-        elif name and event.get("event") == "step-ends" and event.get("reasons"):
-            steps[name] = f"attempt {event.get('attempt')}: {'; '.join(event['reasons'])}"
-    return steps
-
-
-def _events(folder: Path) -> Iterator[dict[str, Any]]:
-    path = folder / STATE
+def read_journal(folder: Path) -> tuple[dict[str, str], bool]:
+    """How far each experiment came, in words, and whether the campaign has ended; damaged lines of its journal are left out."""
+    path, steps, last = folder / STATE, {}, ""
     with storage_errors(path, "read"):
         lines = read_document(path).splitlines() if path.is_file() else []
     for line in lines:
-        try:
+        with suppress(ValueError, RecursionError, AttributeError):
             event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(event, dict):
-            yield event
+            last, name, attempt = event.get("event"), event.get("experiment"), f"attempt {event.get('attempt')}"
+            if name and event.get("step") and last == "step-begins":
+                steps[name] = f"{attempt} was stopped in the step {event['step']}"
+            elif name and last == "step-ends" and event.get("reasons"):
+                steps[name] = f"{attempt}: {'; '.join(event['reasons'])}"
+    return steps, last == "campaign-ends"
 
 
 def _commonest(reasons: CodedTexts) -> str:

@@ -113,7 +113,7 @@ def hard_campaign(
 def is_false(progress: RepeatProgress, truth: Callable[[RepeatQuestion], float], within: float) -> bool:
     """Whether a campaign has any false answer."""
     for verdict in progress.verdicts:
-        true, found = truth(verdict.question), verdict.estimate
+        true, found = truth(verdict), verdict.estimate
         if verdict.state is State.DIFFERENT and (true == 1 or (found is not None and (found.mean > 1) != (true > 1))):
             return True
         if verdict.state is State.EQUAL and not 1 / (1 + within) <= true <= 1 + within:
@@ -206,7 +206,7 @@ def sequential(
         progress = judge(wanted, cells, runs)
         took: dict[str, int] = defaultdict(int)
         for verdict in progress.verdicts:
-            for cell in (verdict.question.cell, verdict.question.reference):
+            for cell in (verdict.cell, verdict.reference):
                 if cell is not None:
                     took[cell.experiment_id(0)] = max(took[cell.experiment_id(0)], verdict.repeats)
         repeats += sum(took.values())

@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 from harness.analysis.contrasts.outcome import Outcome, within
 from harness.analysis.format import number, whole_interval
@@ -50,37 +49,35 @@ class State(StrEnum):
     """Nor will it be: these were max repeats."""
 
 
-class RepeatQuestion(NamedTuple):
-    """One figure of one cell; with a reference to hold it against, or for itself."""
+@dataclass(frozen=True, slots=True)
+class RepeatQuestion:
+    """One figure of one cell, with a reference to hold it against or for itself, and where it stands after so many repeats.
+
+    The interval of the estimate has the question's share of the error.
+    """
 
     metric: str
     cell: CellSpec
     reference: CellSpec | None
+    state: State = State.OPEN
+    repeats: int = 0
+    estimate: Estimate | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class RepeatVerdict:
-    """Where a question stands. Its interval has the question's share of the error."""
-
-    question: RepeatQuestion
-    state: State
-    repeats: int
-    estimate: Estimate | None
+    @property
+    def sides(self) -> list[CellSpec]:
+        """The cell, and its reference if it has one."""
+        return [self.cell, *([self.reference] if self.reference else [])]
 
     @property
     def sentence(self) -> str:
         """For people."""
-        metric, cell, reference = self.question
-        what = f"{cell.workload.name} r{cell.replicas} {_setup(cell)}{f' against {_setup(reference)}' if reference else ''}"
+        setups = [f"{side.mode} {side.condition_name}".rstrip() for side in self.sides]
+        what = f"{self.cell.workload.name} r{self.cell.replicas} {' against '.join(setups)}: {self.metric} is"
         if not self.repeats:
-            return f"{what}: {metric} is open; the first look is after {FIRST_LOOK} repeats."
-        interval = whole_interval(self.estimate) if self.estimate else ""
-        known = (
-            f" ({number(self.estimate.mean)}{' times' if reference else ''}, {interval})"
-            if self.estimate and interval
-            else ""
-        )
-        return f"{what}: {metric} is {self.state}{known}, after {self.repeats} repeats."
+            return f"{what} open; the first look is after {FIRST_LOOK} repeats."
+        times, interval = " times" if self.reference else "", whole_interval(self.estimate) if self.estimate else ""
+        known = f" ({number(self.estimate.mean)}{times}, {interval})" if self.estimate and interval else ""
+        return f"{what} {self.state}{known}, after {self.repeats} repeats."
 
 
 @dataclass(slots=True)
@@ -88,7 +85,7 @@ class RepeatProgress:
     """How far the repeats have come. ``following``: cells of the block that comes next; empty: no more is needed."""
 
     blocks: int
-    verdicts: list[RepeatVerdict]
+    verdicts: list[RepeatQuestion]
     following: list[CellSpec] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
@@ -128,8 +125,7 @@ def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQ
 
 def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:
     """Go through the blocks as they were run, and look after each; ``runs``: figures of the finished experiments by id."""
-    posed = questions(cells, [metric.value for metric in wanted.compare])
-    verdicts = [RepeatVerdict(question, State.OPEN, 0, None) for question in posed]
+    verdicts = questions(cells, [metric.value for metric in wanted.compare])
     taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
     for block in range(1, wanted.max + 1):
         needed = _needed(cells, verdicts)
@@ -138,75 +134,63 @@ def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figu
         for cell in needed:
             taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
         if block >= FIRST_LOOK:
-            error = (1 - wanted.decide) * share_of_look(wanted.max, block) / len(posed)
-            look = _Look(wanted, block, error / SIGNIFICANCE, taken)
-            verdicts = [look.judge(verdict) if verdict.state is State.OPEN else verdict for verdict in verdicts]
+            error = (1 - wanted.decide) * share_of_look(wanted.max, block) / len(verdicts)
+            share = error / SIGNIFICANCE
+            verdicts = [
+                _look(wanted, block, share, taken, question) if question.state is State.OPEN else question
+                for question in verdicts
+            ]
         if not _needed(cells, verdicts):
             return RepeatProgress(block, verdicts)
     return RepeatProgress(wanted.max, verdicts)
 
 
-def _needed(cells: Sequence[CellSpec], verdicts: Sequence[RepeatVerdict]) -> list[CellSpec]:
+def _look(
+    wanted: UntilKnown,
+    block: int,
+    share: float,
+    taken: Mapping[str, Sequence[Figures]],
+    question: RepeatQuestion,
+) -> RepeatQuestion:
+    """An open question after this block; ``share``: of the usual 5 %, what its interval may err in; ``taken``: runs by cell."""
+    sides, metric = [taken[side.experiment_id(0)] for side in question.sides], question.metric
+    if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
+        return replace(question, state=State.NOT_MEASURED, repeats=block)
+    figures = [[run[metric] for run in runs if metric in run] for runs in sides]
+    estimate = None
+    with suppress(ValueError):
+        estimate = t_interval(figures[0], share) if len(figures) == 1 else ratio(figures[0], figures[1], share)
+    state = State.OPEN
+    if estimate is None or estimate.low is None or estimate.high is None or estimate.mean <= 0:
+        state = State.HOPELESS if block >= HOPELESS_FROM else State.OPEN
+    elif len(figures) == 1 and estimate.high - estimate.mean <= wanted.within * estimate.mean:
+        state = State.KNOWN
+    elif len(figures) > 1 and not estimate.low <= 1 <= estimate.high:
+        state = State.DIFFERENT
+    elif len(figures) > 1 and within(estimate, wanted.within) is Outcome.AGREES:
+        state = State.EQUAL
+    elif block >= HOPELESS_FROM and _hopeless(wanted, block, share, estimate.mean, figures):
+        state = State.HOPELESS
+    if state in {State.OPEN, State.HOPELESS} and block == wanted.max:
+        state = State.MAX
+    return replace(question, state=state, repeats=block, estimate=estimate)
+
+
+def _hopeless(wanted: UntilKnown, block: int, share: float, mean: float, figures: Sequence[Sequence[float]]) -> bool:
+    """Whether max repeats would not do, were the figure to stay and the spread the least that it may be."""
+    most = wanted.max
+    share *= share_of_look(most, most) / share_of_look(most, block)
+    half = student(len(figures) * (most - 1), share) * math.sqrt(_least_variance(figures) / most)
+    if len(figures) == 1:
+        return half > wanted.within
+    effect = abs(math.log(mean))
+    return half > max(effect, math.log1p(wanted.within) - effect)
+
+
+def _needed(cells: Sequence[CellSpec], verdicts: Sequence[RepeatQuestion]) -> list[CellSpec]:
     """Cells about which something is still asked."""
-    open_ones = {
-        id(cell)
-        for verdict in verdicts
-        if verdict.state is State.OPEN
-        for cell in (verdict.question.cell, verdict.question.reference)
-    }
-    return [cell for cell in cells if id(cell) in open_ones]
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One look at every open question; ``share``: of the usual 5 %, what an interval may err in; ``taken``: runs of each cell, by its id."""
-
-    wanted: UntilKnown
-    block: int
-    share: float
-    taken: Mapping[str, Sequence[Figures]]
-
-    def judge(self, verdict: RepeatVerdict) -> RepeatVerdict:
-        """The verdict after this look."""
-        metric, cell, reference = question = verdict.question
-        sides = [self.taken[side.experiment_id(0)] for side in (cell, reference) if side is not None]
-        if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
-            return RepeatVerdict(question, State.NOT_MEASURED, self.block, verdict.estimate)
-        figures = [[run[metric] for run in runs if metric in run] for runs in sides]
-        estimate = None
-        with suppress(ValueError):
-            estimate = (
-                t_interval(figures[0], self.share) if reference is None else ratio(figures[0], figures[1], self.share)
-            )
-        state = self._state(estimate, figures)
-        if state in {State.OPEN, State.HOPELESS} and self.block == self.wanted.max:
-            state = State.MAX
-        return RepeatVerdict(question, state, self.block, estimate)
-
-    def _state(self, estimate: Estimate | None, figures: Sequence[Sequence[float]]) -> State:
-        if estimate is None or estimate.low is None or estimate.high is None or estimate.mean <= 0:
-            return State.HOPELESS if self.block >= HOPELESS_FROM else State.OPEN
-        if len(figures) == 1:
-            if estimate.high - estimate.mean <= self.wanted.within * estimate.mean:
-                return State.KNOWN
-        elif not estimate.low <= 1 <= estimate.high:
-            return State.DIFFERENT
-        elif within(estimate, self.wanted.within) is Outcome.AGREES:
-            return State.EQUAL
-        return State.HOPELESS if self._hopeless(estimate.mean, figures) else State.OPEN
-
-    def _hopeless(self, mean: float, figures: Sequence[Sequence[float]]) -> bool:
-        """Whether max repeats would not do, were the figure to stay and the spread the least that it may be."""
-        if self.block < HOPELESS_FROM:
-            return False
-        most = self.wanted.max
-        share = self.share * share_of_look(most, most) / share_of_look(most, self.block)
-        least = _least_variance(figures)
-        half = student(len(figures) * (most - 1), share) * math.sqrt(least / most)
-        if len(figures) == 1:
-            return half > self.wanted.within
-        effect = abs(math.log(mean))
-        return half > max(effect, math.log1p(self.wanted.within) - effect)
+    asked_about = {id(side) for question in verdicts if question.state is State.OPEN for side in question.sides}
+    return [cell for cell in cells if id(cell) in asked_about]
 
 
 def _least_variance(figures: Sequence[Sequence[float]]) -> float:
@@ -214,7 +198,3 @@ def _least_variance(figures: Sequence[Sequence[float]]) -> float:
     freedom = sum(len(runs) - 1 for runs in figures)
     chi_square = freedom * (1 - 2 / (9 * freedom) + _CHI_TAIL * math.sqrt(2 / (9 * freedom))) ** 3
     return sum((t_interval(runs).cv or 0.0) ** 2 for runs in figures) * freedom / chi_square
-
-
-def _setup(cell: CellSpec) -> str:
-    return f"{cell.mode} {cell.condition_name}".rstrip()

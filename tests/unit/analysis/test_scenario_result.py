@@ -179,8 +179,8 @@ def test_a_broken_limit_is_a_remark_on_good_data(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (http_rows(3, status=500), "3 of 1003 requests got no proper answer"),
-        (http_rows(3, status=BROKEN), "3 of 1003 requests got no proper answer"),
+        (http_rows(3, status=500), "3 of 1003 requests failed"),
+        (http_rows(3, status=BROKEN), "3 of 1003 requests failed"),
         (http_rows(30, error_ms=3.0), "The load generator itself was late: 3 ms at p99"),
     ],
 )
