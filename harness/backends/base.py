@@ -28,9 +28,7 @@ class ReplicaDeath:
 
     Attributes:
         exit_code: as a shell would say it: 128 + n for signal n; None: it has none (its machine is gone).
-        last_lines: the end of its log, newest last.
         reason: why, in the words of whoever ended it, e.g. ``OOMKilled``; empty when only the exit code is known.
-        neighbour: the workload it ran beside the measured ones; empty for a measured replica.
         of_server: it is the container of the user's own server that ended; what it printed is the server's.
     """
 
@@ -157,15 +155,8 @@ class Backend(Protocol):
     ) -> Sequence[Issue]:
         """Before the first experiment of a run: whatever can only be known from a running replica.
 
-        Args:
-            experiment: the first to come.
-            folder: for logs; need not exist.
-            abort: when it is set, rehearsing stops.
-            send: has requests sent to the replica; None: it makes its own.
-            notice: as of ``deploy``.
-
-        Raises:
-            BackendError: the one replica could not be started; nothing is left running.
+        ``folder``: for logs, need not exist; ``send``: has requests sent to the replica, None: it makes its own. Raises
+        BackendError where the one replica could not be started; nothing is left running.
         """
         return ()
 
@@ -192,11 +183,8 @@ class Backend(Protocol):
         """Start the replicas and return when each has served.
 
         Args:
-            experiment: what to start.
-            folder: the attempt's folder, for the replicas' logs and status.
-            abort: when it is set, deploying stops.
-            on_death: called, from a thread of the backend's, within a second of a replica's end by itself
-                after this call has returned.
+            folder: the attempt's, for the replicas' logs and status.
+            on_death: called, from a thread of the backend's, within a second of a replica's end by itself, from now on.
             notice: told at once what replicas wait for that may come by itself, a sentence each.
 
         Raises:
@@ -215,12 +203,7 @@ def start_advice(exit_code: int | None, machine: str) -> str:
 
 
 def make_backend(spec: CampaignSpec, campaign_id: str) -> Backend:
-    """Where the replicas of ``spec`` live; nothing is connected to or started yet.
-
-    Args:
-        spec: the campaign.
-        campaign_id: marks everything that the backend starts, so that a later harness finds strays.
-    """
+    """Where the replicas live; nothing is connected to or started yet. The id marks whatever is started, for a later harness."""
     if spec.backend == "kubernetes" and spec.kubernetes is not None:
         from harness.backends.kubernetes.backend import KubernetesBackend
 

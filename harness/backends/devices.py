@@ -25,11 +25,7 @@ def nvml_names_our_processes() -> bool:
 
 
 def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]:
-    """What tells replica ``index`` which device is its own; empty where there is nothing to choose.
-
-    Raises:
-        BackendError: there are fewer MIG instances than replicas.
-    """
+    """What tells replica ``index`` which device is its own; empty where there is nothing to choose. Raises BackendError."""
     if mode_of(experiment.sharing).own_instance:
         gpus, _ = gpu_facts()
         instances = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
@@ -62,11 +58,7 @@ def places(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[GpuFact
 
 
 def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
-    """UUIDs of the GPUs that the replicas take in turn; none where there is nothing to choose from, or an instance is given.
-
-    Raises:
-        BackendError: there are fewer GPUs than the campaign uses.
-    """
+    """UUIDs of the GPUs that the replicas take in turn; none where there is no choice, or an instance is given. Raises BackendError."""
     given = os.environ.get(VISIBLE)
     if (given or "").startswith("MIG-"):
         return []
@@ -84,9 +76,7 @@ def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
 def in_use(experiment: ExperimentSpec, replicas: Sequence[tuple[Device, Mapping[str, Any]]]) -> frozenset[str]:
     """UUIDs of the GPUs that replicas are on: as each says itself, else as they were dealt out.
 
-    Args:
-        experiment: theirs.
-        replicas: of all workloads, in the order in which they were started: the device asked for, and the status.
+    ``replicas``: of all workloads, in the order in which they were started: the device asked for, and the status.
     """
     gpus, _ = gpu_facts()
     dealt, known = places(experiment, gpus), {gpu.uuid for gpu in gpus}
@@ -101,12 +91,9 @@ def in_use(experiment: ExperimentSpec, replicas: Sequence[tuple[Device, Mapping[
 
 
 def deal_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[tuple[int, ...]]:
-    """The CPUs of each replica, the measured ones first and then the neighbours'; none for one that is to have no own.
+    """The CPUs of each replica, the measured ones first; none for one that is to have no own. Raises BackendError: too few.
 
     Threads of one core go to one replica. First those near its GPU are dealt out, then the others.
-
-    Raises:
-        BackendError: there are too few.
     """
     free = sorted(os.sched_getaffinity(0), key=lambda cpu: (_core(cpu), cpu))
     on = places(experiment, gpus)

@@ -49,12 +49,7 @@ ON_GPU_WITHIN_S = 10.0
 
 
 class LocalBackend(Backend):
-    """Starts one guarded process per replica; each takes a free port by itself.
-
-    Args:
-        campaign_id: marks every process of the campaign, so that a later harness can find strays.
-        clock: real time; replicas do not live in any other.
-    """
+    """Starts one guarded process per replica, each with the campaign's mark; it takes a free port by itself."""
 
     name = "local"
 
@@ -174,12 +169,7 @@ class LocalDeployment(Deployment):
         return collect()
 
     def wait_ready(self, *, timeout_s: float, abort: threading.Event) -> None:
-        """Return when every replica has served a request.
-
-        Raises:
-            ReplicaDiedError: one ended by itself.
-            BackendError: one did not serve in time, or ``abort`` was set.
-        """
+        """Return when every replica has served a request. Raises ReplicaDiedError, BackendError."""
         deadline_s = self._clock.now_s() + timeout_s
         while True:
             self._raise_if_dead()

@@ -41,14 +41,7 @@ WORKLOAD_COMMAND = (sys.executable, "-m", "harness.replica")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """Which replica of an experiment it is.
-
-    Attributes:
-        folder: of its workload's replicas; the attempt's for a measured one.
-        neighbour: its workload's name where it is a neighbour; empty for a measured replica.
-        layer: between it and the machine; None: nothing.
-        cpus: of its own; none: it may run on any.
-    """
+    """Which replica of an experiment it is; ``folder``: of its workload's replicas, ``cpus``: of its own, none: it may run on any."""
 
     workload: WorkloadSpec
     index: int
@@ -260,12 +253,9 @@ def await_end(process: subprocess.Popen[bytes], timeout_s: float = END_S) -> int
 
 
 def end_strays(campaign_id: str) -> list[str]:
-    """End every process that carries ``campaign_id``, this one and its children excepted.
+    """End every process that carries ``campaign_id``, this one and its children excepted; a sentence for each.
 
     Call only while holding the campaign's lock: then no living harness owns any of them.
-
-    Returns:
-        A sentence for each process ended.
     """
     mine = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     strays = [

@@ -415,14 +415,9 @@ PUBLISHED_HISTOGRAMS = frozenset(family for m in _PUBLISHED if m.of_histogram fo
 
 
 def select(names: str | Sequence[str], *, workload: str = "") -> list[Metric]:
-    """The metrics asked for, in the catalogue's order.
+    """The metrics named, in the catalogue's order; ``"all"``: the 15 of every experiment and those that ``workload`` publishes.
 
-    Args:
-        names: ``"all"``, which is the 15 of every experiment and those that ``workload`` publishes; or a list of names.
-        workload: a built-in workload's name; empty: none in particular.
-
-    Raises:
-        UsageError: a name that the catalogue does not have, with the nearest one that it has; or no name at all.
+    Raises UsageError for a name that the catalogue does not have, with the nearest one that it has, and for no name at all.
     """
     if isinstance(names, str):
         if names != "all":

@@ -62,11 +62,7 @@ class ExperimentColumns:
 
 
 def read_experiment(folder: Path) -> ExperimentColumns:
-    """The metric CSVs of one experiment's folder.
-
-    Raises:
-        MetricsError: there is none, or one cannot be read as the harness writes them; says which.
-    """
+    """The metric CSVs of one experiment's folder. Raises MetricsError: there is none, or one is not as the harness writes them."""
     named = [(path, match) for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name))]
     named = [(path, match) for path, match in named if path.is_file()]
     paths = {match["metric"]: path for path, match in named if match["metric"] in CATALOGUE}
@@ -79,12 +75,7 @@ def read_experiment(folder: Path) -> ExperimentColumns:
 
 
 def read_columns(path: Path) -> Columns:
-    """The rows of one metric CSV, in their order.
-
-    Raises:
-        MetricsError: it is no CSV of the harness.
-        OSError: it cannot be read.
-    """
+    """The rows of one metric CSV, in their order. Raises MetricsError where it is none of the harness's, OSError."""
     import pyarrow as pa
 
     try:

@@ -32,12 +32,7 @@ class ProcessUsage:
 
 
 class ProcessTrees:
-    """CPU time and memory of replicas: of the process of each and every child of it.
-
-    Args:
-        pids: one process per replica, in the order of the results.
-        refresh_s: seconds between two searches for children.
-    """
+    """CPU time and memory of replicas: of the process of each (in the order of ``pids``) and every child of it."""
 
     def __init__(self, pids: Sequence[int], refresh_s: float = CHILDREN_REFRESH_S) -> None:
         self._roots = [_open(pid) for pid in pids]

@@ -54,11 +54,9 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
-    """The replicas of one workload, which are pooled with each other, and with nobody else.
+    """The replicas of one workload (empty: the measured one), which are pooled with each other, and with nobody else.
 
-    Attributes:
-        workload: what neighbours run; it begins the names of their series. Empty: the measured ones.
-        replicas: label values, in the order of ``replica-0``...; None: those that the server has, sorted.
+    ``replicas``: label values, in the order of ``replica-0``...; None: those that the server has, sorted.
     """
 
     workload: str

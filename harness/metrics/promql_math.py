@@ -27,11 +27,7 @@ def to_ms(time_s: float) -> int:
 
 
 def range_ms(window_s: float) -> int:
-    """Milliseconds that rates look back: one less than the window.
-
-    Up to version 2 of Prometheus a range includes its start, from version 3 it does not: one millisecond
-    less holds ``window / step`` scrapes in both, even when scrapes and grid coincide.
-    """
+    """Milliseconds that rates look back: one less than the window, whose start is part of a range up to Prometheus 2 and not from 3 on."""
     return to_ms(window_s) - 1
 
 

@@ -71,14 +71,7 @@ PRIORITY = 10
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTarget:
-    """One replica to record.
-
-    Attributes:
-        replica: its index, from 0.
-        pid: its process; children count as part of it.
-        metrics_url: its ``/metrics``, e.g. ``http://127.0.0.1:8000/metrics``.
-        neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
-    """
+    """One replica to record: its index, its process (with all children), its page of metrics; of a neighbour the workload."""
 
     replica: int
     pid: int

@@ -38,11 +38,9 @@ _HTML = re.compile(rb"\r\ncontent-type:\s*text/html", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class PublishedFamily:
-    """Where a counter or a histogram of the catalogue lies in ``ReplicaSample.counters``.
+    """Where in ``ReplicaSample.counters`` a counter lies, or a histogram's sum, which its count and cumulative counts follow.
 
-    Attributes:
-        at: place of a counter; of a histogram's sum, which its count and its cumulative counts follow.
-        bounds: upper bounds of a histogram's buckets, ascending, the last one +Inf; empty for a counter.
+    ``bounds``: upper bounds of a histogram's buckets, ascending, the last one +Inf; empty for a counter.
     """
 
     at: int

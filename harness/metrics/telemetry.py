@@ -52,13 +52,7 @@ class TelemetrySeries(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySummary:
-    """One telemetry series.
-
-    Attributes:
-        skipped: readings left out because the one before took too long.
-        gpu_absent: why there is none; empty when there is.
-        missing: reasons by column, of the values that the driver did not give.
-    """
+    """One telemetry series; ``skipped``: readings left out as the one before took too long, ``missing``: reasons by column."""
 
     rows: int = 0
     interval_s: float
@@ -91,15 +85,7 @@ class HostCpu:
 
 
 class Telemetry(threading.Thread):
-    """Writes ``telemetry.csv`` from ``start()`` to ``finish()``.
-
-    Args:
-        interval_s: seconds between two readings.
-        clock: real time; a simulated one would spin.
-
-    Raises:
-        StorageError: the file cannot be created.
-    """
+    """Writes ``telemetry.csv`` from ``start()`` to ``finish()``, by real time. Raises StorageError where it cannot be created."""
 
     def __init__(self, path: Path, *, interval_s: float, clock: Clock, source: NvmlGpus | None = None) -> None:
         super().__init__(name="telemetry", daemon=True)

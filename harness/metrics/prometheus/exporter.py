@@ -62,13 +62,7 @@ WORKERS = 4
 
 @dataclass(frozen=True, slots=True)
 class ExportSummary:
-    """One export: as a recording's summary, with what the server remarked on its answers.
-
-    Attributes:
-        start_s: grid time of row 0, seconds since the epoch.
-        replicas: label values of the measured ones, in the order of ``replica-0``, ``replica-1``...
-        identities: what each series stands for, by series name: labels and their values.
-    """
+    """One export: as a recording's summary, with what the server remarked; ``replicas``: label values of the measured ones."""
 
     start_s: float
     end_s: float
@@ -95,18 +89,14 @@ def export(
     neighbours: Sequence[ReplicaGroup] = (),
     pool: ThreadPoolExecutor | None = None,
 ) -> ExportSummary:
-    """Export ``rows`` rows of every series.
+    """Export ``rows`` rows of every series, from the grid time ``start_s`` (seconds since the epoch, a whole multiple of the step).
 
     Args:
-        start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
         replicas: label values in the order of ``replica-0``...; None: those that the server has, sorted.
         neighbours: their replicas get series of their own.
         pool: of ``query_pool``, which several exports share; None: one of its own.
 
-    Raises:
-        UsageError: the start is not on the grid, or a selector matches more than one node.
-        PrometheusError: the server refused, timed out or answered with an error.
-        StorageError: the sink cannot write.
+    Raises UsageError (a selector matches more than one node), PrometheusError, StorageError.
     """
     grid = ExportGrid(grid_ms(start_s, step_s), to_ms(step_s), to_ms(window_s), rows)
     with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
@@ -132,10 +122,7 @@ def query_pool() -> Iterator[ThreadPoolExecutor]:
 def why_no_buckets(
     server: PrometheusServer, metric: Metric, dialect: Dialect, span_ms: int, end_ms: int | None = None
 ) -> str:
-    """Why nothing can be asked of a histogram that is there: its buckets are not, as classic ones; empty where they are.
-
-    Args:
-        span_ms: how far back it is looked for, from ``end_ms`` since the epoch; None: from now.
+    """Why nothing can be asked of a histogram that is there, ``span_ms`` before ``end_ms`` (None: now); empty: its buckets are, too.
 
     Raises PrometheusError.
     """
@@ -169,11 +156,7 @@ def _results(pending: Mapping[str, Future[list[SampledSeries]]]) -> dict[str, li
 def _write(
     exports: Sequence[_Export], metrics: Sequence[Metric], grid: ExportGrid, chunks: Sequence[ExportGrid], sink: RowSink
 ) -> ExportSummary:
-    """Write every chunk, metric by metric as answers come.
-
-    Args:
-        exports: of the measured replicas, then of each neighbour.
-    """
+    """Write every chunk, metric by metric as answers come; ``exports``: of the measured replicas, then of each neighbour."""
     statistics = RowStatistics()
     present = [metric for metric in metrics if any(metric in part.present for part in exports)]
     # Quantiles, which the server works on longest, come last; but for what it does not have.

@@ -138,13 +138,7 @@ class PrometheusRecorder:
 
 
 class Watch:
-    """What is fresh, what is not, and since when.
-
-    Args:
-        server: asked with a short timeout, so that a look never holds the recording up.
-        groups: the measured replicas, then each neighbour's.
-        stale_s: how old a sample may be.
-    """
+    """What is fresh, at most ``stale_s`` old, what is not, and since when; of the measured replicas, then of each neighbour's."""
 
     def __init__(
         self,
@@ -171,9 +165,8 @@ class Watch:
             for metric in self._leaders
             if metric.level is Level.REPLICA or not group.workload
         )
-        self._expected: dict[str, set[Key]] = {
-            metric.name: set(self._names) if metric.level is Level.REPLICA else set() for metric in self._leaders
-        }
+        of_replicas = [metric for metric in self._leaders if metric.level is Level.REPLICA]
+        self._expected = {(Level.REPLICA, key, metric.name) for metric in of_replicas for key in self._names}
         self._missing: dict[Absence, float] = {}
         self._away_since_s: float | None = None
         self._started_at: str | None = None
@@ -183,7 +176,7 @@ class Watch:
         """Look once; sentences for what is different from the last look, each with its time."""
         clock = datetime.fromtimestamp(now_s, UTC).strftime("%H:%M:%SZ")
         try:
-            ages = self._ages()
+            fresh = self._fresh()
             restarted = list(self._restart())
         except PrometheusError as error:  # also one that knows us no more: a token may have ended
             if self._away_since_s is not None:
@@ -194,7 +187,10 @@ class Watch:
         if self._away_since_s is not None:
             sentences.insert(0, f"{self._server} answers again after {now_s - self._away_since_s:.0f} s.")
             self._away_since_s = None
-        gone = self._gone(ages)
+        self._expected |= fresh
+        # A metric that no device or node ever had has no key to be missed under.
+        known = {name for _, _, name in self._expected}
+        gone = (self._expected - fresh) | {(it.level, (), it.name) for it in self._leaders if it.name not in known}
         back = {absence: self._missing.pop(absence) for absence in self._missing.keys() - gone}
         new = gone - self._missing.keys()
         self._missing |= dict.fromkeys(new, now_s)
@@ -220,30 +216,18 @@ class Watch:
             yield f"{self._server} was restarted at {started_at}: what it did not scrape meanwhile is missing."
         self._started_at = started_at
 
-    def _ages(self) -> dict[str, dict[Key, float]]:
-        """Seconds since the newest sample, by metric and key."""
+    def _fresh(self) -> set[Absence]:
+        """What has a sample that is young enough."""
         try:
             answer = self._server.query(self._query)
         except NoDataError:
-            return {}
-        labels = {metric.name: key_labels(metric, self._dialect) for metric in self._leaders}
-        ages: dict[str, dict[Key, float]] = defaultdict(dict)
+            return set()
+        fresh = set()
         for series in answer.series:
-            metric = series.labels[_SUBJECT]
-            key = tuple(series.labels.get(label, "") for label in labels[metric])
-            ages[metric][key] = float(series.values[-1])
-        return ages
-
-    def _gone(self, ages: Mapping[str, Mapping[Key, float]]) -> set[Absence]:
-        """Everything that has no fresh sample and should have."""
-        gone: set[Absence] = set()
-        for leader in self._leaders:
-            expected = self._expected[leader.name]
-            fresh = {key for key, age_s in ages.get(leader.name, {}).items() if age_s <= self._stale_s}
-            expected |= fresh
-            # A metric that no device or node ever had has no key to be missed under.
-            gone |= {(leader.level, key, leader.name) for key in (expected - fresh if expected else {()})}
-        return gone
+            metric = CATALOGUE[series.labels[_SUBJECT]]
+            key = tuple(series.labels.get(label, "") for label in key_labels(metric, self._dialect))
+            fresh.add((metric.level, key, metric.name))
+        return fresh
 
     def _described(self, absences: Iterable[Absence]) -> Iterator[str]:
         """One phrase for each replica, device or node, with the metrics that are concerned."""
@@ -257,7 +241,8 @@ class Watch:
 
     def _age(self, metric: Metric, dialect: Dialect) -> str:
         by, selector = ", ".join(key_labels(metric, self._dialect)), _selector(metric, dialect)
-        return f'label_replace(time() - max by ({by}) (timestamp({selector})), "{_SUBJECT}", "{metric.name}", "", "")'
+        young = f"time() - max by ({by}) (timestamp({selector})) <= {self._stale_s:g}"
+        return f'label_replace({young}, "{_SUBJECT}", "{metric.name}", "", "")'
 
 
 def _selector(metric: Metric, dialect: Dialect) -> str:

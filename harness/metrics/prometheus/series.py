@@ -75,11 +75,7 @@ def has_reset(samples: Sequence[SampledSeries]) -> bool:
 
 
 class CountedTotal:
-    """Growth of one replica's counters since the first grid time; fed chunk by chunk, resets handled.
-
-    Args:
-        start_ms: the first grid time. The last sample up to it is the base; without one, the first after it.
-    """
+    """Growth of one replica's counters since the last sample up to ``start_ms``, else the first after it; fed chunk by chunk."""
 
     def __init__(self, start_ms: int) -> None:
         self._start_ms = start_ms

@@ -64,11 +64,7 @@ Where = Callable[[], AbstractContextManager[tuple[PrometheusServer, Dialect]]]
 class PrometheusTelemetry:
     """Writes ``telemetry.csv`` when a recording is over; Prometheus has kept the samples until then.
 
-    A server that does not answer, or has no sample, leaves no file, and the summary the reason: the recording is judged by its
-    rows.
-
-    Args:
-        clock: of this machine; the samples have the server's.
+    A server that does not answer, or has no sample, leaves no file, and the summary the reason.
     """
 
     def __init__(self, path: Path, *, interval_s: float, clock: Clock, where: Where) -> None:
@@ -104,15 +100,9 @@ def collect_telemetry(
     interval_s: float,
     pool: ThreadPoolExecutor | None = None,
 ) -> TelemetrySummary:
-    """Write every sample of some seconds of the GPUs in use; no file where there is none, and the summary says so.
+    """Write every sample in ``(start, end]`` (since the epoch) of the GPUs in use; no file where there is none, the summary says so.
 
-    Args:
-        start_s: since the epoch; samples after it count, and ``elapsed_s`` is since it.
-        end_s: since the epoch; samples until it count.
-
-    Raises:
-        PrometheusError: the server refused, timed out or answered with an error.
-        StorageError: the file is there already, or cannot be written.
+    Raises PrometheusError, StorageError (the file is there already, or cannot be written).
     """
     begin_ms, end_ms = to_ms(start_s), max(to_ms(end_s), to_ms(start_s) + 1)
     with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
