@@ -142,6 +142,7 @@ def test_conditions_are_sides_and_other_modes_are_not_mixed_in(tmp_path: Path) -
     assert [arm.side for arm in gather([folder], "sharing").arms] == ["time-slicing", "time-slicing"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_path: Path) -> None:
     modes = (Sharing.TIME_SLICING, Sharing.MPS)
     mps = MpsSpec(share=["all", "1/N"], pinned_memory_gb=[None, 10])

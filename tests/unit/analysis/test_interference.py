@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, analyse
 from harness.analysis.contrasts.comparison import Comparison, gather
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.pages.plot import Panel, Picture
 from harness.analysis.pages.tables import overhead_table
 from harness.analysis.questions.condition_overhead import (
     Interference,
@@ -311,7 +309,7 @@ def chosen(analysis: CampaignAnalysis, pool: Comparison) -> list[IsolationChoice
 
 
 def test_the_mode_that_isolates_best_is_named_with_its_figure_and_what_it_costs_elsewhere(analysis, tmp_path):
-    shape = replace(SHAPE, gpu=True, noise=0.005)
+    shape = replace(SHAPE, gpu=True, noise=0.005, record_s=5)
     modes = [Sharing.TIME_SLICING, Sharing.MPS]
     plain = analyse(write_campaign(tmp_path / "plain", replicas=[1, 3], repeats=3, shape=shape, sharing=modes))
     pool = gather([plain.folder], read=lambda _folder: plain)
@@ -363,11 +361,8 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
     assert in_words("p99 takes at least 100 requests") == "not decidable, p99 takes at least 100 requests"
 
 
-def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
-    # The plots of nine experiments take most of a minute, and are none of this section's.
-    monkeypatch.setattr(report, "timeline", lambda one: Picture(one.name, "none", [Panel(title="none")]))
-    monkeypatch.setattr(report, "scaling", lambda _analysis, _workload: None)
-
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_says_who_keeps_the_limit(folder):
     page = write_report(folder).read_text()
     text = (folder / "report.md").read_text()
 

@@ -50,6 +50,7 @@ def test_the_page_needs_nothing_else_and_stays_small(folder: Path) -> None:
     assert "{{" not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_campaign_file_that_is_damaged_keeps_no_figure_from_its_report(tmp_path: Path) -> None:
     folder = write_campaign(tmp_path / "damaged", replicas=[1], repeats=1, shape=Shape(record_s=4))
     (folder / "campaign.yaml").write_bytes(b"name: scratched\xff\n")
@@ -99,6 +100,7 @@ def test_a_rate_that_was_set_is_called_no_speed(
     assert limits(analysis) == (kept if campaign.startswith("h200-server") else [])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(tmp_path: Path) -> None:
     write_experiment(tmp_path, "resnet50", 3, shape=Shape(record_s=20))
     found = analyse(tmp_path)
@@ -180,6 +182,7 @@ def _as_pods(experiment, **said):
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_pods_without_a_share_of_a_busy_node_are_a_caveat(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=2, shape=replace(SHAPE, record_s=5))
     found = analyse(tmp_path)
@@ -352,6 +355,7 @@ def test_missing_templates_are_a_clear_error(tmp_path: Path, monkeypatch: pytest
         report.environment()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_place(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[3], repeats=1, shape=replace(SHAPE, record_s=5))
     found = analyse(tmp_path)
@@ -372,6 +376,7 @@ def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_pla
     assert "Ran on n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1." in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_index_lists_campaigns_and_archives_by_their_summaries(tmp_path: Path) -> None:
     for name, scale in (("slow", 0.5), ("fast", 1.0)):
         write_campaign(tmp_path / name, replicas=[1, 3], repeats=2, shape=replace(SHAPE, record_s=5, scale=scale))
@@ -405,6 +410,7 @@ def test_a_campaign_of_two_metrics_has_a_report(tmp_path: Path, metrics: list[st
     assert ("SM active" in first.titles, "GPU use" in first.titles) == (True, False)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_a_stranger_wrote_is_no_markup_and_no_command_of_a_terminal(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
     (plan,) = tmp_path.glob("campaign.json")
@@ -417,6 +423,7 @@ def test_what_a_stranger_wrote_is_no_markup_and_no_command_of_a_terminal(tmp_pat
     assert not {"\x1b", "\x07", "\u202e"} & set(text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_repeats_until_known_are_named_by_their_limit_and_an_unknown_format_is_refused(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
     plan = tmp_path / "campaign.json"
