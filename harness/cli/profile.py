@@ -98,7 +98,7 @@ def profile(
     if capacity:
         memory = capacity == "memory"
         spec["stress"] = {
-            "load": batch,
+            "load": "batch",
             "first": min(batches, default=1),
             "most": max(most_batch, *batches),
             "precision": MEMORY_PRECISION if memory else KNEE_PRECISION,
@@ -157,7 +157,7 @@ def probe(
 def _where(kubernetes: Path | None, seconds: float) -> dict[str, Any]:
     """On which machine, and how long."""
     if kubernetes is not None:
-        return {"backend": kubernetes, "kubernetes": _cluster(kubernetes), "timing": {"preset": "short"}}
+        return {"backend": "kubernetes", "kubernetes": _cluster(kubernetes), "timing": {"preset": "short"}}
     step_s = max(round(seconds / _ROWS, 3), _LEAST_STEP_S)
     timing = {"step_s": step_s, "record_s": round(step_s * max(round(seconds / step_s), 1), 6)}
     return {"timing": {**timing, "stabilise_s": 1.0, "cooldown_s": 0.0, "telemetry_interval_s": 0.1}}

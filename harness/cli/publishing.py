@@ -54,7 +54,7 @@ def publish(
             help="Round instants to this, e.g. 1us, which its manifests say: an archive of half the size or less.",
         ),
     ] = None,
-    author: Annotated[list[str] | None, Option(help='Who made it: NAME or "NAME <ORCID>"; may be repeated.')] = None,
+    author: Annotated[list[str] | None, Option(help='Who made it: "NAME" or "NAME <ORCID>"; may be repeated.')] = None,
     licence: Annotated[
         str | None, Option("--license", help="Its terms: an SPDX identifier as CC-BY-4.0, or a URL.")
     ] = None,
