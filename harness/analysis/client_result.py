@@ -214,7 +214,7 @@ def _scenario(
         "workload": workload.name,
         "model": workload.target,
         "batch_size": workload.batch_size,
-        "precision": workload.precision.value,
+        "precision": workload.precision,
         "execution": workload.execution.value,
         "replicas": experiment.replicas,
         "sharing": experiment.sharing.value,

@@ -265,7 +265,7 @@ def _settings(experiment: MeasuredRun) -> str:
     words = [
         workload.target,
         f"batch {workload.batch_size}",
-        workload.precision.value,
+        workload.precision,
         workload.execution.value,
         f"ran on {', '.join(sorted(devices)) or workload.device.value}",
         f"CPU threads each: {workload.threads}" if workload.threads else "",

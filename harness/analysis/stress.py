@@ -306,18 +306,18 @@ def _collapse(run: LoadRun) -> tuple[FailureMode | None, str]:
 def _latency(stress: StressSpec, run: LoadRun) -> tuple[Grade, str]:
     grade, why = Grade.GOOD, ""
     for limited, limit_ms in stress.latency_limit_ms.items():
-        limit_s, p = limit_ms / 1e3, run.figures.get(f"latency_{limited.value}_exact")
+        limit_s, p = limit_ms / 1e3, run.figures.get(f"latency_{limited}_exact")
         if p is None or math.isnan(p.mean):
             missing = p.note if p else "no request was served"
-            grade, why = Grade.DOUBTFUL, f"{limited.value} was not measured: {missing}."
+            grade, why = Grade.DOUBTFUL, f"{limited} was not measured: {missing}."
             continue
         shown = with_interval(p, "s") if p.half_width is not None else f"{quantity(p.mean, 's')} (no interval)"
         low, high = (p.mean if end is None else end for end in (p.low, p.high))
         limit = f"the limit of {number(limit_ms)} ms"
         if low > limit_s:
-            return Grade.BROKEN, f"{limited.value} is {shown}, above {limit}."
+            return Grade.BROKEN, f"{limited} is {shown}, above {limit}."
         if high > limit_s:
-            grade, why = Grade.DOUBTFUL, f"{limited.value} of {shown} cannot be told from {limit}."
+            grade, why = Grade.DOUBTFUL, f"{limited} of {shown} cannot be told from {limit}."
     return grade, why
 
 
@@ -350,9 +350,9 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
         if again.grade is Grade.BROKEN:
             return again.sentence
     for limited, limit_ms in stress.latency_limit_ms.items():
-        mean_s = t_interval(_each(runs, f"latency_{limited.value}_exact")).mean
+        mean_s = t_interval(_each(runs, f"latency_{limited}_exact")).mean
         if mean_s > limit_ms / 1e3:
-            return f"{limited.value} is {quantity(mean_s, 's')} in the mean."
+            return f"{limited} is {quantity(mean_s, 's')} in the mean."
     return ""
 
 

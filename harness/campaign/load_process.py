@@ -18,7 +18,7 @@ from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors
 from harness.results.requests import GENERATED, LOAD_LOG, Rows
-from harness.spec import Arrivals, ExperimentSpec, ScenarioKind
+from harness.spec import ExperimentSpec, ScenarioKind
 from harness.traffic.generator import LoadPlan
 
 STOP_S = 5.0
@@ -45,7 +45,7 @@ def begin_load(
         targets=[(str(status.get("pod_ip") or HOST), _port(status)) for status in statuses],
         rate=scenario.rate,
         log=str(folder / LOAD_LOG),
-        arrivals=(scenario.arrivals or Arrivals.POISSON).value,
+        arrivals=scenario.arrivals or "poisson",
         seed=experiment.workload.seed * 1_000_003 + experiment.repeat,
         max_clients=scenario.max_clients or MAX_CLIENTS,
         one_clock=not there,

@@ -16,7 +16,6 @@ from harness.spec import (
     CampaignSpec,
     CellSpec,
     ExperimentSpec,
-    MetricSelection,
     Order,
     Sharing,
     WorkloadSpec,
@@ -121,7 +120,7 @@ def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> Experimen
 
 def _metrics(spec: CampaignSpec, cell: CellSpec) -> list[str]:
     """Names of the metrics of one cell: those asked for, and with ``all`` whatever its workloads publish of their own."""
-    wanted = "all" if isinstance(spec.metrics, MetricSelection) else spec.metrics
+    wanted = "all" if spec.metrics == "all" else spec.metrics
     beside = cell.condition.neighbours if cell.condition else []
     targets = [cell.workload.target, *(neighbour.workload.target for neighbour in beside)]
     chosen = {metric.name: metric for target in targets for metric in select(wanted, workload=target)}

@@ -72,7 +72,7 @@ class TimeSlicing(SharingMode):
         """The length of a turn, where the campaign sets it."""
         if experiment.time_slice is None:
             return None
-        interval = experiment.time_slice.interval.value.capitalize()
+        interval = experiment.time_slice.interval.capitalize()
         return gpu_config("TimeSlicing", timeSlicingConfig={"interval": interval})
 
 

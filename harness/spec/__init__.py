@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.spec.campaign import CampaignSpec, MetricSelection, Order
+    from harness.spec.campaign import CampaignSpec, Order
     from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
     from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath, SloSpec
-    from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, PullPolicy, SharingBy, WorkloadKind
+    from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, SharingBy, WorkloadKind
     from harness.spec.pods import Toleration
-    from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
+    from harness.spec.scenario import ScenarioKind, ScenarioSpec
     from harness.spec.server import ServerSpec
     from harness.spec.sharing import MpsLimits, MpsSpec, Sharing
     from harness.spec.stress import StressLoad, StressSpec
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from harness.spec.workload import Device, Execution, WorkloadSpec
 
 __all__ = [
-    "FIRST_LOOK", "MOST_REPEATS", "Arrivals", "CampaignSpec", "CellSpec", "ConditionSpec", "Device", "Execution",
-    "ExperimentSpec", "GrafanaCost", "KubernetesSpec", "LayerSpec", "Limits", "MetricSelection", "MpsLimits",
-    "MpsSpec", "NeighbourSpec", "OnReplicaDeath", "Order", "PullPolicy", "Repeats", "ScenarioKind", "ScenarioSpec",
+    "FIRST_LOOK", "MOST_REPEATS", "CampaignSpec", "CellSpec", "ConditionSpec", "Device", "Execution",
+    "ExperimentSpec", "GrafanaCost", "KubernetesSpec", "LayerSpec", "Limits", "MpsLimits",
+    "MpsSpec", "NeighbourSpec", "OnReplicaDeath", "Order", "Repeats", "ScenarioKind", "ScenarioSpec",
     "ServerSpec", "Sharing", "SharingBy", "SloSpec", "StopWhenKnown", "StressLoad", "StressSpec", "Timing",
     "Toleration", "UntilKnown", "WorkloadKind", "WorkloadSpec",
 ]  # fmt: skip

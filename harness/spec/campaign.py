@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from harness.spec.condition import ConditionSpec, Replicas
 from harness.spec.experiment import CellSpec, Limits, SloSpec
 from harness.spec.kubernetes import KubernetesSpec
-from harness.spec.model import LOCAL, Apart, Lacking, OneOrSeveral, StrictModel, checked
+from harness.spec.model import KUBERNETES, LOCAL, Apart, Lacking, OneOrSeveral, StrictModel, checked
 from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import Interval, Mode, MpsSpec, Sharing, settings_under
 from harness.spec.stress import StressLoad, StressSpec
@@ -28,12 +28,6 @@ class Order(StrEnum):
     LISTED = "listed"
     INTERLEAVED = "interleaved"
     RANDOM = "random"
-
-
-class MetricSelection(StrEnum):
-    """Shorthand for a list of metrics."""
-
-    ALL = "all"
 
 
 class CampaignSpec(StrictModel):
@@ -105,7 +99,7 @@ class CampaignSpec(StrictModel):
     )
     seed: int = Field(0, ge=0, description="Seed of the random order.")
     timing: Timing = Field(default_factory=Timing, description="Seconds of every phase; left out, 30, 120 and 10.")
-    metrics: MetricSelection | list[str] = Field(MetricSelection.ALL, description="`all`, or names of the catalogue.")
+    metrics: Literal["all"] | list[str] = Field("all", description="`all`, or names of the catalogue.")
     limits: Limits = Field(default_factory=Limits, description="Where to stop.")
 
     @checked
@@ -298,24 +292,22 @@ class CampaignSpec(StrictModel):
 
 
 def _short_phases(given: dict[str, Any]) -> dict[str, Any]:
-    """The preset short, where repeats until known are many and the file gives no phase: runs differ more than the time within them."""
-    timing = given.get("timing") or {}
+    """The preset short, where repeats until known are many and the file gives no phase: runs differ more than the time within them.
+
+    On a cluster it follows the scrapes.
+    """
+    timing, cluster = given.get("timing") or {}, given.get("kubernetes")
     if not isinstance(timing, dict):
         return {}
     phases = {"preset", "stop_when_known", *PRESETS["short"]}
     chosen = isinstance(given.get("repeats"), dict) and not timing.keys() & phases
     if not chosen and timing.get("preset") != "short":
         return {}
-    return {"timing": {**_short_by_scrapes(given), **timing, "preset": "short"}}
-
-
-def _short_by_scrapes(given: dict[str, Any]) -> dict[str, float]:
-    """What the preset short means on a cluster; nothing on this machine, nor where the interval is none."""
-    if given.get("backend") != "kubernetes" or not isinstance(given.get("kubernetes"), dict):
-        return {}
-    interval_s = given["kubernetes"].get("scrape_interval_s", KubernetesSpec.model_fields["scrape_interval_s"].default)
-    usable = isinstance(interval_s, int | float) and interval_s > 0
-    return short_by_scrapes(interval_s) if usable else {}
+    interval_s = None
+    if given.get("backend") == KUBERNETES and isinstance(cluster, dict):
+        interval_s = cluster.get("scrape_interval_s", KubernetesSpec.model_fields["scrape_interval_s"].default)
+    by_scrapes = short_by_scrapes(interval_s) if isinstance(interval_s, int | float) and interval_s > 0 else {}
+    return {"timing": {**by_scrapes, **timing, "preset": "short"}}
 
 
 def _runs_already(workload: Any) -> bool:

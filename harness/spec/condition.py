@@ -54,13 +54,10 @@ class NeighbourSpec(StrictModel):
 class LayerSpec(StrictModel):
     """Something put between the measured replicas and the machine; neighbours run without it."""
 
-    prefix: list[Text] = Field(
-        [],
-        description="Command that the replica's own is given to, word by word, e.g. [taskset, -c, 0-3].",
-    )
+    prefix: list[Text] = Field([], description="Command that the replica's own is given to, e.g. [taskset, -c, 0-3].")
     environment: dict[VariableName, str] = Field({}, description="Variables of the replica's environment.")
     preload: str | None = Field(
-        None, description="Shared library that the replica loads before all others (LD_PRELOAD); null means none."
+        None, description="Library that the replica loads before all others (LD_PRELOAD); null: none."
     )
     preload_image: Annotated[
         ImageReference | None,

@@ -115,7 +115,7 @@ class CellSpec(NamedTuple):
             f"r{self.replicas}",
             self.sharing.value,
             self.mps.identity if self.mps else "",
-            self.turns.interval.value if self.turns and self.turns.swept else "",
+            self.turns.interval if self.turns and self.turns.swept else "",
             self.condition_name,
             f"rep{repeat}",
         ]
@@ -134,7 +134,7 @@ class CellSpec(NamedTuple):
     @property
     def time_slice(self) -> str:
         """How long a process has the GPU before the next one; empty where the campaign does not say."""
-        return self.turns.interval.value if self.turns else ""
+        return self.turns.interval if self.turns else ""
 
     @property
     def mode(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -21,14 +21,6 @@ class WorkloadKind(StrEnum):
 
     DEPLOYMENT = "deployment"
     JOB = "job"
-
-
-class PullPolicy(StrEnum):
-    """When the node asks the registry for the image."""
-
-    IF_NOT_PRESENT = "IfNotPresent"
-    ALWAYS = "Always"
-    NEVER = "Never"
 
 
 class SharingBy(StrEnum):
@@ -62,11 +54,10 @@ class PrometheusAccess(StrictModel):
         "A file that begins with `Basic ` is sent as it is.",
     )
     token_env: VariableName | None = Field(
-        None,
-        description="Environment variable with the token, in place of a file, e.g. PROMETHEUS_TOKEN; null means none.",
+        None, description="Variable with the token, in place of a file; null means none."
     )
     ca_file: Text | None = Field(
-        None, description="File of the authorities that may have signed its certificate; null means the system's."
+        None, description="Authorities that may have signed its certificate; null: the system's."
     )
     secret: Namespaced | None = Field(
         None,
@@ -97,11 +88,10 @@ class KubernetesSpec(PodSettings):
     context: str | None = Field(None, description="Context of the kubeconfig; null means its current one.")
     namespace: ObjectName = Field("inference", description="Where replicas are made; it must exist.")
     image: ImageReference = Field(IMAGE, description="Image of the replicas, fully qualified.")
-    image_pull_policy: PullPolicy = Field(PullPolicy.IF_NOT_PRESENT, description="IfNotPresent, Always or Never.")
-    kind: WorkloadKind = Field(
-        WorkloadKind.DEPLOYMENT,
-        description="deployment, or job: pods that end by themselves when the experiment's time is over.",
+    image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
+        "IfNotPresent", description="When a node pulls it."
     )
+    kind: WorkloadKind = Field(WorkloadKind.DEPLOYMENT, description="deployment, or job: pods that end by themselves.")
     gpu_resource: ResourceName | None = Field(
         "nvidia.com/gpu",
         description="Of a slice; null where a scheduler gives each replica its part of a GPU by `annotations`, e.g. "
@@ -159,23 +149,17 @@ class KubernetesSpec(PodSettings):
     prometheus_labels: PrometheusLabels = Field(
         default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."
     )
-    scrape_interval_s: float = Field(
-        5.0, gt=0, le=300, description="Seconds between two scrapes; preflight compares it with the server's."
-    )
+    scrape_interval_s: float = Field(5.0, gt=0, le=300, description="Seconds between two scrapes; preflight checks it.")
     grafana: GrafanaCost = Field(
-        GrafanaCost.SCALE_DOWN,
-        description="scale-down (to 0 replicas while a campaign runs, then back) or leave (its cost is stated).",
+        GrafanaCost.SCALE_DOWN, description="scale-down (while a campaign runs) or leave (its cost is stated)."
     )
-    grafana_deployment: str = Field(
-        "monitoring/grafana", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$", description="As namespace/name."
-    )
+    grafana_deployment: Namespaced = Field("monitoring/grafana", description="As namespace/name.")
     api_timeout_s: float = Field(10.0, ge=0.1, le=600, description="Seconds one request to the API server may take.")
     outage_s: UpToADay = Field(
-        300.0, description="Seconds that an API server may be away in mid-campaign before an experiment is given up."
+        300.0, description="Seconds that an API server may be away before an experiment is given up."
     )
     pending_s: UpToADay = Field(
-        10.0,
-        description="Seconds that a replica may be unschedulable before deploying fails; raise it where nodes are added on demand.",
+        10.0, description="Seconds that a replica may be unschedulable; more where nodes are added on demand."
     )
 
     @property

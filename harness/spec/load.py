@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from harness.errors import CampaignFileError
-from harness.spec.campaign import CampaignSpec, MetricSelection
+from harness.spec.campaign import CampaignSpec
 from harness.spec.model import Lacking, Location, StrictModel, in_words, inner_models, nearest
 from harness.spec.workload import REMOVED_OPTIONS, WORKLOAD_OPTIONS, WorkloadSpec, settings_of
 from harness.spec.yaml_tree import Fault, read_tree
@@ -37,7 +37,7 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
         else:
             refused = dict.fromkeys((_in_file(place, data), why) for place, why in refusals(spec))
             faults = [(_met(tree, place)[0], f"`{_dotted(place)}`: {why}") for place, why in refused]
-            listed = [] if isinstance(spec.metrics, MetricSelection) or not metrics else spec.metrics
+            listed = [] if spec.metrics == "all" or not metrics else spec.metrics
             faults += [
                 (_met(tree, ("metrics", index))[0], f"unknown metric `{name}`; {nearest(name, metrics)}")
                 for index, name in enumerate(listed)
@@ -79,7 +79,7 @@ def _hint(fault: Any, place: Location) -> str:
         number = float(given)
         of_kind = isinstance(given, str) and (kind == "float_type" or not number % 1)
         return f" It is a text: write {number:.15g}." if of_kind else ""
-    return _meant(str(given), fault["msg"]) if kind == "enum" else ""
+    return _meant(str(given), fault["msg"]) if kind in {"enum", "literal_error"} else ""
 
 
 def _meant(given: str, message: str) -> str:

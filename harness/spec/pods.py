@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, field_validator
@@ -140,18 +139,11 @@ class NodeRequirement(StrictModel):
         return (value is not None) is (self.operator == "Exists")
 
 
-class Placement(StrEnum):
-    """How replicas are placed where several nodes could take them."""
-
-    SPREAD = "spread"
-    PACKED = "packed"
-
-
 class PodSettings(StrictModel):
     """Settings of the replicas' pods."""
 
     labels: dict[LabelKey, LabelValue] = Field(
-        {}, description="Labels of the pods and of their owner beside the harness's, e.g. {team: ml}."
+        {}, description="More labels of the pods and their owner, e.g. {team: ml}."
     )
     annotations: dict[LabelKey, str] = Field({}, description="Annotations, e.g. {sidecar.istio.io/inject: 'false'}.")
     image_pull_secrets: list[Subdomain] = Field([], description="Secrets with the credentials of the image's registry.")
@@ -170,8 +162,8 @@ class PodSettings(StrictModel):
         description="User and group of the replicas; null where the cluster gives each namespace its own (OpenShift).",
     )
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="Labels that a node must have, e.g. {pool: gpu}.")
-    placement: Placement = Field(
-        Placement.SPREAD,
+    placement: Literal["spread", "packed"] = Field(
+        "spread",
         description="spread (equal shares over the nodes that have room) or packed (one node as full as it gets, then the next).",
     )
     node_affinity: list[NodeRequirement] = Field(
@@ -185,10 +177,7 @@ class PodSettings(StrictModel):
         description="What a node must have free for each replica, and for each neighbour, e.g. {cpu: '2', memory: 8Gi}; it is no limit. "
         "Of processors it is also the share that a busy node gives it: with none it comes last. A server's `image` has its own.",
     )
-    limit: Resources = Field(
-        {},
-        description="The most that each replica, and each neighbour, may use; {}: no limit, so that nothing throttles them.",
-    )
+    limit: Resources = Field({}, description="The most that each replica, and each neighbour, may use; {}: no limit.")
     client_reserve: Resources = Field(
         {},
         description="`reserve` of what sends requests and computes nothing: the pods of scenario http, and the clients of servers.",

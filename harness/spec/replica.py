@@ -59,13 +59,9 @@ class ReplicaSpec(StrictModel):
     record_s: Positive = Field(60.0, description="Seconds recorded.")
     beside: bool = Field(False, description="The server runs in the container beside this one.")
     restore: dict[str, str | None] = Field(
-        {},
-        description="Variables set for the replica alone, with what its server shall have instead; None: nothing.",
+        {}, description="Variables of the replica alone, with what its server shall have; None: nothing."
     )
-    logger: list[str] = Field(
-        [],
-        description="Command that passes the server's output on, up to a limit; []: the output is not limited.",
-    )
+    logger: list[str] = Field([], description="Command that passes the server's output on, up to a limit; []: none.")
 
     @classmethod
     def timed(cls, workload: WorkloadSpec, timing: Timing, **more: Any) -> Self:
@@ -78,8 +74,10 @@ class ReplicaSpec(StrictModel):
         return {VARIABLE: self.model_dump_json(exclude_none=True), **OF_ITS_START}
 
 
-def _numbers(given: Any) -> Any:
-    return sorted(set(given.split(","))) if isinstance(given, str) else given
+Numbers = Annotated[
+    tuple[int, ...], BeforeValidator(lambda given: sorted(set(given.split(","))) if isinstance(given, str) else given)
+]
+"""As a variable has them: ``0,2,5``."""
 
 
 class ReplicaPlace(StrictModel):
@@ -88,7 +86,7 @@ class ReplicaPlace(StrictModel):
     host: str = "0.0.0.0"  # noqa: S104 - a pod is scraped from outside; the local backend says 127.0.0.1
     port: int = Field(8000, ge=0, le=65_535)
     replica: int = Field(0, ge=0, lt=2**31)
-    cpus: Annotated[tuple[int, ...], BeforeValidator(_numbers)] | None = None
+    cpus: Numbers | None = None
     replica_dir: Path | None = None
     run_s: NotNegative | None = Field(None)
     linger_s: NotNegative = Field(0.0)

@@ -85,15 +85,6 @@ _OF_PROTOCOLS = {
 _NEEDED = {Protocol.OWN: ("client",), **dict.fromkeys(OPEN_INFERENCE, ("tensors", "model"))}
 
 
-class ServerArrivals(StrEnum):
-    """When the requests of an open loop are sent."""
-
-    CONSTANT = "constant"
-    POISSON = "poisson"
-    GAMMA = "gamma"
-    """As Poisson's at a `burstiness` of 1; in bursts below, evener above."""
-
-
 class ReadySpec(StrictModel):
     """What shows that the server is up; after it a real request must be answered, too."""
 
@@ -154,8 +145,7 @@ class ServerSpec(StrictModel):
         description="With `image`: PersistentVolumeClaims of the namespace that its container reads, by path, e.g. {/models: models}.",
     )
     reserve: Resources = Field(
-        {},
-        description="With `image`: what a node must have free for its container, e.g. {cpu: '4', memory: 16Gi}; it is no limit.",
+        {}, description="With `image`: what a node must have free, e.g. {cpu: '4', memory: 16Gi}; no limit."
     )
     limit: Resources = Field({}, description="With `image`: the most that its container may use; {}: no limit.")
     url: Annotated[
@@ -184,18 +174,10 @@ class ServerSpec(StrictModel):
         "/v2/health/ready} unless given.",
     )
     stop_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds to end after SIGTERM; then it is killed.")
-    protocol: Protocol = Field(
-        Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc or own."
-    )
-    client: FactoryPath | None = Field(
-        None,
-        description="own: module:factory of a client for another protocol; see docs/servers.md.",
-    )
+    protocol: Protocol = Field(Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc, own.")
+    client: FactoryPath | None = Field(None, description="own: module:factory of its client; see docs/servers.md.")
     path: UrlPath | None = Field(None, description="Path of the requests; null means / or the protocol's own.")
-    model: str | None = Field(
-        None,
-        description="OpenAI, own: name of the model, null means none is sent. oip and oip-grpc: name of the model.",
-    )
+    model: str | None = Field(None, description="Name of the model; null with openai and own: none is sent.")
     tensors: list[TensorSpec] | None = Field(
         None,
         min_length=1,
@@ -232,7 +214,9 @@ class ServerSpec(StrictModel):
     )
     concurrency: UpTo4096 | None = Field(None, description="Closed loop: requests in flight per server; null means 1.")
     rate: Rate | None = Field(None, description="Open loop: requests per second and server, however long answers take.")
-    arrivals: ServerArrivals | None = Field(None, description="With `rate`: poisson (also null), constant or gamma.")
+    arrivals: Literal["constant", "poisson", "gamma"] | None = Field(
+        None, description="With `rate`: poisson (also null), constant or gamma."
+    )
     burstiness: float | None = Field(
         None,
         ge=0.01,
@@ -240,8 +224,7 @@ class ServerSpec(StrictModel):
         description="gamma: shape of the distribution of the intervals; 1: Poisson, below: in bursts, above: evener.",
     )
     ramp_to: Rate | None = Field(
-        None,
-        description="With `rate`: change it evenly to this one in the recording, requests per second and server; null: it stays.",
+        None, description="With `rate`: changes evenly to this one in the recording; null: it stays."
     )
     trace: TraceSpec | None = Field(
         None,
@@ -301,7 +284,7 @@ class ServerSpec(StrictModel):
             count = self.concurrency or 1
             return f"{count} {'request' if count == 1 else 'requests'} in flight"
         burstiness = "" if self.burstiness is None else f" of burstiness {self.burstiness:g}"
-        kind = (self.arrivals or ServerArrivals.POISSON).value
+        kind = self.arrivals or "poisson"
         ramp = "" if self.ramp_to is None else f", in the recording evenly to {self.ramp_to:g}"
         return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second{ramp}"
 
@@ -372,7 +355,7 @@ class ServerSpec(StrictModel):
             yield "`rate` and `trace` are open loops and `concurrency` a closed one: keep one of them."
         if self.rate is None and (name := self.differs("arrivals", "ramp_to")):
             yield f"`{name}` has no effect without `rate`."
-        if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
+        if (self.arrivals == "gamma") is (self.burstiness is None):
             yield "arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one."
         texts = self.requests.differs("file", "input_tokens", "output_tokens")
         if self.trace is not None and (texts or self.protocol in OPEN_INFERENCE):

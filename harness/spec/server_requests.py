@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -49,8 +49,7 @@ class RequestsSpec(StrictModel):
         "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
     )
     input_tokens: LengthSpec = Field(
-        LengthSpec(mean=128),
-        description="Length of synthetic inputs; one short word counts as one token without `tokenizer`.",
+        LengthSpec(mean=128), description="Length of synthetic inputs; without `tokenizer` in words."
     )
     output_tokens: LengthSpec = Field(LengthSpec(mean=64), description="max_tokens, where the file does not say it.")
     tokenizer: Text | None = Field(
@@ -80,22 +79,10 @@ class TraceSpec(StrictModel):
     factor: Load = Field(1.0, description="How many times as fast as it was.")
 
 
-class Datatype(StrEnum):
-    """Of a tensor's elements; the Open Inference Protocol's own names."""
-
-    BOOL = "BOOL"
-    UINT8 = "UINT8"
-    UINT16 = "UINT16"
-    UINT32 = "UINT32"
-    UINT64 = "UINT64"
-    INT8 = "INT8"
-    INT16 = "INT16"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    FP16 = "FP16"
-    FP32 = "FP32"
-    FP64 = "FP64"
-    BYTES = "BYTES"
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES",
+]  # fmt: skip
+"""Of a tensor's elements; the Open Inference Protocol's own names."""
 
 
 class TensorSpec(StrictModel):

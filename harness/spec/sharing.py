@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -131,13 +131,8 @@ class MpsSpec(_Limits):
         return [MpsLimits(share=share, pinned_memory_gb=memory, swept=len(pairs) > 1) for share, memory in pairs]
 
 
-class Interval(StrEnum):
-    """How long a process has the GPU before the next one, in the words of NVIDIA's driver."""
-
-    DEFAULT = "default"
-    SHORT = "short"
-    MEDIUM = "medium"
-    LONG = "long"
+Interval = Literal["default", "short", "medium", "long"]
+"""How long a process has the GPU before the next one, in the words of NVIDIA's driver."""
 
 
 class TimeSlice(StrictModel):

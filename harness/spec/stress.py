@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from enum import StrEnum
+from typing import Literal
 
 from pydantic import Field
 
@@ -29,14 +30,6 @@ class StressLoad(StrEnum):
     BATCH = "batch"
 
 
-class Percentile(StrEnum):
-    """A percentile of the latency that may be limited."""
-
-    P50 = "p50"
-    P95 = "p95"
-    P99 = "p99"
-
-
 class StressSpec(StrictModel):
     """How the load is raised, and what counts as broken besides death, errors and memory."""
 
@@ -49,7 +42,7 @@ class StressSpec(StrictModel):
     most: Load = Field(64.0, description="Load of the last point, if nothing broke before.")
     factor: float | None = Field(None, gt=1, le=100, description="From point to point; null means 2, without `step`.")
     step: Load | None = Field(None, description="Added from one point to the next, instead.")
-    latency_limit_ms: dict[Percentile, Positive] = Field(
+    latency_limit_ms: dict[Literal["p50", "p95", "p99"], Positive] = Field(
         {}, description="Percentiles that must stay below, milliseconds, e.g. {p99: 50}; {} is none."
     )
     least_gain_percent: float = Field(
@@ -59,7 +52,7 @@ class StressSpec(StrictModel):
         description="Growth of the throughput per doubling of the load: below it, more load brings nothing; 0: whatever it brings.",
     )
     memory_limit_percent: float = Field(
-        85.0, gt=0, le=100, description="Of the GPU's memory, that may be in use while the batch is raised."
+        85.0, gt=0, le=100, description="Of the GPU's memory, while the batch is raised."
     )
 
     precision: float | None = Field(

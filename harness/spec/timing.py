@@ -136,9 +136,7 @@ class Timing(StrictModel):
         description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
         "E.g. {metrics: [throughput, latency_p50_exact], relative_half_width: 0.02, min_s: 30}.",
     )
-    cooldown_s: UpToADay = Field(
-        10.0, description="Seconds of rest after the clean-up; with cooldown_gpu_celsius at most."
-    )
+    cooldown_s: UpToADay = Field(10.0, description="Seconds of rest after clean-up; with cooldown_gpu_celsius at most.")
     cooldown_gpu_celsius: float | None = Field(
         None,
         gt=0,

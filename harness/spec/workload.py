@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -88,12 +88,8 @@ def or_list(schema: dict[str, Any]) -> None:
     schema.update(outer, anyOf=[inner, {"type": "array", "items": inner, "minItems": 1}])
 
 
-class Precision(StrEnum):
-    """Number format of weights and activations."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
+Precision = Literal["fp32", "fp16", "bf16"]
+"""Number format of weights and activations."""
 
 
 class Execution(StrEnum):
@@ -110,13 +106,6 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
-
-
-class StreamPriority(StrEnum):
-    """Of a CUDA stream, among those of one process and of the clients of one MPS daemon."""
-
-    HIGH = "high"
-    LOW = "low"
 
 
 class WorkloadSpec(StrictModel):
@@ -143,27 +132,19 @@ class WorkloadSpec(StrictModel):
         description="Inputs in one request; a list makes a workload of each, and so it does for `precision`, `execution` and "
         "every one of `options`.",
     )
-    precision: Precision = Field(
-        Precision.FP32, json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list."
-    )
+    precision: Precision = Field("fp32", json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list.")
     execution: Execution = Field(
-        Execution.EAGER,
-        json_schema_extra=or_list,
-        description="eager, compiled (torch.compile) or cuda-graph, or a list.",
+        Execution.EAGER, json_schema_extra=or_list, description="eager, compiled or cuda-graph, or a list."
     )
     device: Device = Field(Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
-    stream_priority: StreamPriority | None = Field(
-        None, description="Of the CUDA stream that everything runs on: high or low; null means torch's default stream."
+    stream_priority: Literal["high", "low"] | None = Field(
+        None, description="Of the CUDA stream: high or low; null: torch's own."
     )
     seed: int = Field(0, ge=0, description="Seed of random weights and synthetic inputs.")
     checkpoint: str | None = Field(None, description="Folder or file with weights; null: random ones from `seed`.")
-    inference_sleep_s: float = Field(
-        0.0, ge=0.0, le=3600.0, description="Seconds between two requests (INFERENCE_SLEEP)."
-    )
+    inference_sleep_s: float = Field(0.0, ge=0.0, le=3600.0, description="Seconds between requests (INFERENCE_SLEEP).")
     warmup_requests: int = Field(5, ge=0, le=10_000, description="Requests served before anything is measured.")
-    threads: Cpus | None = Field(
-        None, description="CPU threads of a replica; null: torch's choice, beside a GPU at most 4."
-    )
+    threads: Cpus | None = Field(None, description="CPU threads; null: torch's choice, beside a GPU at most 4.")
     cpus_per_replica: Annotated[
         Cpus | None,
         Lacking(
@@ -176,16 +157,14 @@ class WorkloadSpec(StrictModel):
         description="CPUs of each replica's own, near its GPU, to which it is pinned; null means that Linux places it on any.",
     )
     shared_cpus: Cpus | None = Field(
-        None,
-        description="CPUs that replicas without a GPU share as others share one: the last of those there are; null means all.",
+        None, description="CPUs that replicas without a GPU share, the last ones; null: all."
     )
     memory_gb: Positive | None = Field(None, description="Memory of one replica, for preflight; null: an estimate.")
     options: dict[str, str | int | float | bool] = Field(
-        {}, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
+        {}, description="Passed on as they are, e.g. `model_size: tiny`."
     )
     trace: bool = Field(
-        False,
-        description="Trace the kernels of a few requests once the recording is over: where the time of a request goes.",
+        False, description="Trace the kernels of a few requests after the recording: where their time goes."
     )
     scenario: ScenarioSpec | None = Field(
         None,

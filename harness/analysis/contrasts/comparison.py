@@ -192,7 +192,7 @@ def settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
         size = f"batch {workload.batch_size}"
         if workload.batch_size > 1 and round(manifest.inputs_per_request or 0) == workload.batch_size:
             size += f" ({workload.batch_size} inputs a request)"
-        own = f"{size}, {workload.precision.value}, {workload.execution.value}"
+        own = f"{size}, {workload.precision}, {workload.execution.value}"
         loads.setdefault(workload.name, []).append(workload.server.load_in_words() if workload.server else own)
     return {name: " or ".join(dict.fromkeys(words)) for name, words in loads.items()}
 

@@ -189,7 +189,7 @@ def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
     measured = [point for point in series.points if point.run.figures]
     if not measured:
         return None
-    limits = {percentile.value: limit for percentile, limit in stress.latency_limit_ms.items()}
+    limits: dict[str, float] = dict(stress.latency_limit_ms.items())
     latencies = [(name, f"latency_{name}_exact", _MS, colour) for colour, name in enumerate(limits or ["p99"], start=2)]
     rules = [
         ReferenceLine(limits[name], f"limit of {name}", colour) for name, _, _, colour in latencies if name in limits

@@ -32,7 +32,7 @@ from harness.sharing.node import (
     takes,
     unusable,
 )
-from harness.spec import KubernetesSpec, PullPolicy
+from harness.spec import KubernetesSpec
 from harness.spec.pods import amount, quantity
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
@@ -265,8 +265,8 @@ def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> It
 
 def lacking(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> list[str]:
     """The nodes that do not list an image that is not pulled; a kubelet lists one half a minute after it was loaded."""
-    pulls = spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT and not image.startswith(OF_THE_NODE)
-    if pulls or spec.image_pull_policy is PullPolicy.ALWAYS:
+    pulls = spec.image_pull_policy == "IfNotPresent" and not image.startswith(OF_THE_NODE)
+    if pulls or spec.image_pull_policy == "Always":
         return []
     return [name(node) for node in nodes if _lacks(node, image)]
 

@@ -34,7 +34,7 @@ from harness.spec import (
     WorkloadSpec,
 )
 from harness.spec.kubernetes import SharingBy
-from harness.spec.pods import Placement, Resource
+from harness.spec.pods import Resource
 from harness.spec.replica import ReplicaSpec
 from harness.spec.server import METRICS_PORT as PORT
 from harness.spec.server import PORT_PLACEHOLDER
@@ -284,7 +284,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "owner_labels": labels | ({QUEUE_LABEL: spec.queue_name} if spec.queue_name else {}),
         "image_pull_secrets": [{"name": name} for name in spec.image_pull_secrets],
         "neighbour_of": labels.get(NEIGHBOUR_LABEL),
-        "packed": spec.placement is Placement.PACKED,
+        "packed": spec.placement == "packed",
         "node_affinity": [term.model_dump(exclude_defaults=True) for term in spec.node_affinity],
         "tolerations": [term.model_dump(exclude_none=True) for term in spec.tolerations],
         "replica_dir": REPLICA_DIR,
