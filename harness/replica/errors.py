@@ -1,12 +1,4 @@
-"""Why a replica ends, and the exit code that says so.
-
-0  stopped by SIGTERM or SIGINT
-1  the workload failed: at import, while loading, or in a request (the default of WorkloadError)
-2  a setting of the environment is wrong
-3  the settings are right and cannot be met here: no GPU, no such module, the port is taken
-4  out of memory, on the GPU or on the host
-5  the request in flight could not be stopped in time; all earlier ones are on disk
-"""
+"""Why a replica ends, and the exit code that says so."""
 
 from __future__ import annotations
 
@@ -19,12 +11,12 @@ from harness.errors import LoadError
 class ExitCode(IntEnum):
     """Exit codes of the replica process."""
 
-    STOPPED = 0
-    FAILED = 1
-    BAD_SETTING = 2
-    CANNOT_BE_MET = 3
-    OUT_OF_MEMORY = 4
-    STUCK = 5
+    STOPPED = 0  # by SIGTERM or SIGINT
+    FAILED = 1  # at import, while loading, or in a request
+    BAD_SETTING = 2  # of the environment
+    CANNOT_BE_MET = 3  # the settings are right, and there is no GPU, no such module, or the port is taken
+    OUT_OF_MEMORY = 4  # on the GPU or on the host
+    STUCK = 5  # the request in flight could not be stopped in time; all earlier ones are on disk
 
 
 class WorkloadError(Exception):

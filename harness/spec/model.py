@@ -51,9 +51,8 @@ OneOrSeveral = BeforeValidator(lambda given: given if isinstance(given, list) el
 class Lacking:
     """Metadata of a field: what it asks for, a backend cannot do.
 
-    Attributes:
-        when: property of the model that says whether it is asked for; empty: it is where the field is not its default.
-        label: which of the field's values, for the table of all; empty: any.
+    ``when`` is the property of the model that says whether it is asked for (else: where the field is not its default), ``label`` says
+    for the table of all which of its values that are.
     """
 
     backend: str

@@ -26,10 +26,7 @@ MOST_MS = 1e15
 def arrivals(rate: float, kind: str | None, seed: int, burstiness: float | None = None) -> Iterator[int]:
     """Nanoseconds after the start at which requests are meant to be sent; endless, the same for the same seed.
 
-    Args:
-        rate: requests per second.
-        kind: constant or gamma; anything else is Poisson.
-        burstiness: of gamma: shape of the distribution of the intervals; 1 is Poisson.
+    ``rate`` is in requests per second; a ``kind`` that is neither constant nor gamma is Poisson.
     """
     chance = random.Random(seed)  # noqa: S311 - arrivals to repeat, not a secret
     number, at_s = 0, 0.0

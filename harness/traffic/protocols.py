@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.spec.server import Protocol, ServerSpec
-from harness.traffic.media import AUDIO, IMAGE
 
 UNKNOWN = -1
+IMAGE, AUDIO = "{image}", "{audio}"
+"""Where their base64 goes in a body."""
 
 
 class BadAnswerError(Exception):

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import itertools
 import json
 import math
 import os
 import random
+import struct
 import sys
+import wave
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import LoadError
 from harness.spec.replica import read_environment
 from harness.spec.server import OPEN_INFERENCE, Protocol, ServerSpec
-from harness.spec.server_requests import LengthSpec, TensorSpec
-from harness.traffic import arrivals, media
+from harness.spec.server_requests import LengthSpec, RequestsSpec, TensorSpec
+from harness.traffic import arrivals
 from harness.traffic.open_inference import TensorRequest
-from harness.traffic.protocols import UNKNOWN, Question, body_of
+from harness.traffic.protocols import AUDIO, IMAGE, UNKNOWN, Question, body_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,6 +39,11 @@ _FEWEST_WORDS = 2
 _KEYS = ("prompt", "messages", "body")
 _PROMPT = "{prompt}"
 _PEOPLE = frozenset({"human", "user"})
+SAMPLES_PER_S = 16_000
+POOL = 8
+_SAMPLE_BYTES = 2
+_SQUARE = 4
+"""Pixels; noise in squares of so many makes a PNG about as large as a photograph of as many pixels is as JPEG."""
 
 
 class Texts:
@@ -121,7 +131,7 @@ def questions(server: ServerSpec, seed: int) -> Iterator[Question]:
     made = Texts(Path(tokenizer) if tokenizer else None)
     if server.protocol in OPEN_INFERENCE:
         yield from _tensor_questions(server, made, chance)
-    inputs = itertools.cycle(media.pool(server.requests, seed))
+    inputs = itertools.cycle(media_pool(server.requests, seed))
     for question, filled in zip(_text_questions(server, made, chance), inputs, strict=False):
         body = body_of(server, question)
         for place, data in filled.items():
@@ -225,6 +235,43 @@ def _elements(tensor: TensorSpec, chance: random.Random) -> list[Any]:
 
 def _drawn(length: LengthSpec, chance: random.Random) -> int:
     return min(max(round(chance.gauss(length.mean, length.stddev)), length.min), length.max)
+
+
+def media_pool(requests: RequestsSpec, seed: int) -> list[dict[bytes, bytes]]:
+    """A few sets of what is filled into bodies, by what it is filled in for; of ``requests`` in the campaign file."""
+    chance = random.Random(seed)  # noqa: S311 - noise to repeat, not a secret
+    return [dict(_made(requests, chance)) for _ in range(POOL)]
+
+
+def png(width: int, height: int, chance: random.Random) -> bytes:
+    """An image in colour, so many pixels wide and high."""
+    rows = []
+    for top in range(0, height, _SQUARE):
+        colours = chance.randbytes(3 * -(-width // _SQUARE))
+        row = b"".join(colours[at : at + 3] * _SQUARE for at in range(0, len(colours), 3))[: 3 * width]
+        same_again = b"\2" + bytes(len(row))  # filter 2: the difference to the row above
+        rows.append(b"\0" + row + same_again * (min(_SQUARE, height - top) - 1))
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)  # 8 bits of red, green and blue each
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+
+
+def wav(seconds: float, chance: random.Random) -> bytes:
+    """A sound of one channel, 16 bits and 16 kHz."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setparams((1, _SAMPLE_BYTES, SAMPLES_PER_S, 0, "NONE", ""))
+        sound.writeframes(chance.randbytes(round(seconds * SAMPLES_PER_S) * _SAMPLE_BYTES))
+    return file.getvalue()
+
+
+def _made(requests: RequestsSpec, chance: random.Random) -> Iterator[tuple[bytes, bytes]]:
+    if requests.image:
+        yield IMAGE.encode(), base64.b64encode(png(requests.image.width, requests.image.height, chance))
+    if requests.audio:
+        yield AUDIO.encode(), base64.b64encode(wav(requests.audio.seconds, chance))
 
 
 if __name__ == "__main__":

@@ -53,11 +53,7 @@ MOST_BYTES = 16 << 20
 
 
 class RunningServer:
-    """One that somebody else started: it is only asked.
-
-    Args:
-        url: http://host:port or https://host:port.
-    """
+    """One that somebody else started: it is only asked, at http(s)://host:port."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -105,14 +101,9 @@ class SidecarServer(RunningServer):
 
 
 class ServerProcess(RunningServer):
-    """The command of a replica of that index.
+    """The command of a replica of that index, whose output is ``server.log`` in ``folder``; without one it is mixed with the replica's.
 
-    Args:
-        spec: what is the server's alone of the environment, and how long its log may become.
-        folder: takes its output as ``server.log``; None: the output is mixed with the replica's.
-
-    Raises:
-        CannotBeMetError: its port is taken, or there is no such program.
+    Raises CannotBeMetError: its port is taken, or there is no such program.
     """
 
     host, tls = HOST, False
@@ -279,10 +270,6 @@ def observed(port: int, proc: Path = PROC) -> dict[str, object]:
 
     ``device``: cuda where one of them has a CUDA context, cpu where all can be seen and none has; empty: it cannot be told.
     ``mps_pipe_directory`` and ``mps_limits``: what the server was given; None: it cannot be told. ``device_uuid``: likewise, or empty.
-
-    Args:
-        port: that the server listens on.
-        proc: where processes are seen.
     """
     sockets = _listening(port, proc)
     given: Mapping[str, str] | None = None
@@ -341,10 +328,7 @@ class OwnMetrics:
     ``engine_metrics.csv`` in ``folder`` has a line for each series when it is first seen and whenever its value has changed, and the
     series ``up`` at every reading: 1, or 0 where the page could not be read, so that nothing missing is taken for unchanged. Lines
     that cannot be read are left out and counted by the series ``unread_lines``; the first of them is in the replica's log.
-
-    Raises:
-        WorkloadError: the page cannot be read now.
-        OSError: the file cannot be written.
+    Raises WorkloadError where the page cannot be read now, and OSError where the file cannot be written.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, step_s: float, folder: Path) -> None:

@@ -58,9 +58,7 @@ _HINTS = {
 class ServerWorkload:
     """A server of one replica's own: started by it, in the container beside it, or running already.
 
-    Raises:
-        WorkloadError: it ended, or it says that the request itself is wrong.
-        CannotBeMetError: it cannot be started here.
+    Raises CannotBeMetError where it cannot be started here, and WorkloadError where it ended, or refuses the request itself.
     """
 
     name = "server"

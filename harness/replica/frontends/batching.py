@@ -37,9 +37,7 @@ class Pending:
 class Batcher:
     """A queue that hands out batches: as many requests as fit, as soon as there is no reason to wait longer.
 
-    Args:
-        max_inputs: inputs of one batch; a single request with more is a batch by itself.
-        max_queue: inputs that may wait; None: no limit.
+    A single request with more than ``max_inputs`` is a batch by itself; of ``max_queue`` inputs that may wait, None is no limit.
     """
 
     def __init__(

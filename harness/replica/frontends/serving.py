@@ -53,11 +53,7 @@ class BatchRequest(pydantic.BaseModel):
 
 
 class HttpFrontend(Frontend):
-    """Serves whoever asks on a port of its own.
-
-    Raises:
-        CannotBeMetError: the address is none of this machine's.
-    """
+    """Serves whoever asks on a port of its own. Raises CannotBeMetError where the address is none of this machine's."""
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ import wave
 import pytest
 from PIL import Image
 
-from harness.traffic import media
 from harness.traffic import questions as asked
 from tests.unit.traffic.engines import engine
 
@@ -38,23 +37,23 @@ def held(data):
 
 @pytest.mark.parametrize("size", [(1, 1), (4, 4), (5, 7), (225, 222)])
 def test_an_image_has_its_size_and_repeats_with_the_seed(size):
-    data = media.png(*size, random.Random(1))
+    data = asked.png(*size, random.Random(1))
     image = opened(data)
     assert (image.format, image.mode, image.size) == ("PNG", "RGB", size)
-    assert data == media.png(*size, random.Random(1)) != media.png(*size, random.Random(2))
+    assert data == asked.png(*size, random.Random(1)) != asked.png(*size, random.Random(2))
 
 
 def test_an_image_is_as_large_as_a_photograph():
-    data = media.png(640, 480, random.Random(1))
+    data = asked.png(640, 480, random.Random(1))
     assert 1 < len(data) * 8 / 640 / 480 < 3, "bits of a pixel"
     assert len(opened(data).getcolors(640 * 480)) > 15_000, "noise: 160 x 120 squares"
 
 
 @pytest.mark.parametrize(("seconds", "samples"), [(0.01, 160), (1.5, 24_000)])
 def test_a_sound_has_its_length_and_repeats_with_the_seed(seconds, samples):
-    data = media.wav(seconds, random.Random(1))
+    data = asked.wav(seconds, random.Random(1))
     assert held(data) == (1, 2, 16_000, samples)
-    assert data == media.wav(seconds, random.Random(1)) != media.wav(seconds, random.Random(2))
+    assert data == asked.wav(seconds, random.Random(1)) != asked.wav(seconds, random.Random(2))
 
 
 def test_a_chat_has_text_image_and_sound_in_one_message():
@@ -83,10 +82,10 @@ def test_a_body_of_one_s_own_has_them_where_it_says():
 def test_a_few_are_made_before_the_first_request_and_asked_in_turn(monkeypatch):
     questions = asked.questions(engine(body="{image} {audio}", requests=BOTH), 3)
     first = next(questions).body
-    monkeypatch.delattr(media, "png")  # nothing is made any more
-    turn = [first, *(question.body for question in itertools.islice(questions, 2 * media.POOL - 1))]
-    assert len(set(turn)) == media.POOL
-    assert turn[: media.POOL] == turn[media.POOL :]
+    monkeypatch.delattr(asked, "png")  # nothing is made any more
+    turn = [first, *(question.body for question in itertools.islice(questions, 2 * asked.POOL - 1))]
+    assert len(set(turn)) == asked.POOL
+    assert turn[: asked.POOL] == turn[asked.POOL :]
 
 
 def test_the_seed_repeats_them_and_texts_are_the_same_as_without():
