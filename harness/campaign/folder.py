@@ -122,7 +122,7 @@ def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> Camp
                 "harness": __version__,
                 "created_at": layout.iso(time.time()),
                 "source": source if source.startswith(SHIPPED_PREFIX) else os.path.relpath(source, results),
-                "source_sha256": _sha256(text),
+                "source_sha256": hashlib.sha256(text.encode()).hexdigest(),
                 "spec": spec.model_dump(mode="json"),
             }
             identity["digest"] = content_digest(identity)
@@ -188,8 +188,8 @@ def check_source(folder: CampaignFolder) -> None:
     if folder.source.startswith(SHIPPED_PREFIX) or not source.is_file():
         return
     with storage_errors(source, "read"):
-        text = source.read_text(encoding="utf-8")
-    if _sha256(text) != folder.source_sha256:
+        sha256 = hashlib.sha256(source.read_text(encoding="utf-8").encode()).hexdigest()
+    if sha256 != folder.source_sha256:
         raise ConflictError(
             f"{source} changed since the campaign {folder.path} began with it.",
             advice="Run the changed file as a new campaign, or go on with the old text: harness resume --as-started",
@@ -209,7 +209,3 @@ def _read_identity(path: Path) -> dict[str, Any]:
     if identity.get("digest") != digest and identity.get("format") != FORMAT_WITHOUT_DIGEST:
         raise ResultsPathError(f"{file} was changed after it was written.", advice="Restore it from a backup.")
     return identity
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -53,23 +53,15 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
     """Read the state of the campaign in the folder ``path``. Raises ResultsPathError, ConflictError or StorageError."""
     folder = open_folder(path)
     events = list(read_events(folder.state))
-    attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")
+    begun = [e for e in events if e["event"] == "step-begins" and e["step"] == "preflight"]
+    attempts = Counter(e["experiment"] for e in begun)
     attempts.subtract(e["experiment"] for e in events if e["event"] == "pauses")  # nothing was tried
+    began_s = {e["experiment"]: datetime.fromisoformat(e["at"]).timestamp() for e in begun}
     last = {e["experiment"]: e for e in events if "step" in e}
-    began_s = {
-        e["experiment"]: datetime.fromisoformat(e["at"]).timestamp()
-        for e in events
-        if e["event"] == "step-begins" and e["step"] == "preflight"
-    }
-    running = folder.is_locked()
-    now_s = time.time() if now_s is None else now_s
-    now = events[-1] if events else {}
-    remaining_s = 0.0
-    planner = planner_of(folder)
-    experiments = planner.known()
-    statuses = []
-    pending = []
-    for experiment in experiments:
+    now, now_s = events[-1] if events else {}, time.time() if now_s is None else now_s
+    running, planner = folder.is_locked(), planner_of(folder)
+    statuses, done, remaining_s = [], 0, 0.0
+    for experiment in planner.known():
         name = experiment.experiment_id
         if folder.final_folder(name).exists():
             try:
@@ -78,8 +70,8 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
             except ResultsPathError as error:  # its manifest is damaged: the others are as they are
                 status, note = DAMAGED, error.message
             statuses.append(ExperimentStatus(name, status, attempts[name], note))
+            done += 1
             continue
-        pending.append(experiment)
         to_go_s = estimate([experiment]).total_s
         status, note = PENDING, f"last step: {last[name]['step']}" if name in last else ""
         if name in last and last[name]["event"] in {"waits", "pauses"}:
@@ -92,7 +84,7 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
     return CampaignStatus(
         campaign=path.name,
         experiments=statuses,
-        done=len(experiments) - len(pending),
+        done=done,
         running=running,
         remaining_s=remaining_s,
         answers=planner.answers(),

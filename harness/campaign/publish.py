@@ -47,11 +47,6 @@ def publish(
         out = out or path.resolve().with_name(campaign.name + SUFFIX)
         if not out.name.endswith(SUFFIX):
             raise UsageError(f"{out} does not end in {SUFFIX}.", advice=f"E.g. --out {campaign.name}{SUFFIX}")
-        if not (campaign / layout.CAMPAIGN_JSON).is_file():
-            raise ResultsPathError(
-                f"{campaign} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
-                advice="Give the folder of a campaign below results/, or a published set.",
-            )
         _refuse_unfinished(campaign, partial=partial)
         verified = verify_campaign(campaign)
         verified.refuse()
@@ -135,14 +130,11 @@ def experiments_in(path: Path) -> list[Path]:
     """The finished experiments of a campaign, or the one that ``path`` is. Raises ResultsPathError."""
     if (path / layout.MANIFEST).is_file():
         return [path]
-    if not path.is_dir():
-        raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or an experiment.")
     with storage_errors(path, "read"):
-        folders = list(layout.experiment_folders(path))
+        folders = list(layout.experiment_folders(path)) if path.is_dir() else []
     if not folders:
-        raise ResultsPathError(
-            f"{path} holds no finished experiment.", advice=f"See how far it has come: harness status {path}"
-        )
+        advice = f"Give the folder of a campaign or an experiment; how far one has come: harness status {path}"
+        raise ResultsPathError(f"{path} holds no finished experiment.", advice=advice)
     return folders
 
 
@@ -156,12 +148,11 @@ def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float)
     targets = [out if folder == source else out / folder.name for folder in folders]
     with contextlib.ExitStack() as stack:
         servers: dict[str, PrometheusServer] = {}  # one for all that it recorded: each keeps connections open
-        for folder, (origin, _) in zip(folders, recorded, strict=True):
+        wanted = []
+        for folder, target, (origin, window) in zip(folders, targets, recorded, strict=True):
             if origin.url not in servers:
                 servers[origin.url] = stack.enter_context(_server(folder, origin, url, timeout_s))
-        wanted = [
-            (servers[origin.url], target, window) for target, (origin, window) in zip(targets, recorded, strict=True)
-        ]
+            wanted.append((servers[origin.url], target, window))
         return dict(zip(map(str, targets), collect_each(wanted), strict=True))
 
 

@@ -15,15 +15,12 @@ from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Rep
 from harness.errors import CampaignFileError, PreflightError, UsageError, counted, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from harness.analysis.campaign import CampaignAnalysis
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.plan import CampaignCost
     from harness.campaign.runner import CampaignOutcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
-    from harness.results.manifest import Status
 
 
 def _campaigns(begun: str) -> list[str]:
@@ -237,17 +234,13 @@ def run(
 def run_source(source: CampaignSource, results: Path, wanted: Thresholds, *, force: bool, report: bool) -> None:
     """Run what a file or a command says, and tell what came of it."""
     from harness.campaign.preflight import prepare
+    from harness.cli.progress import run_shown
 
     wanted.refuse_unanswerable(source.spec)
     for failure in wanted.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
-    _run_to_its_end(prepare(source, results, force=force, say=output.note), wanted, report=report)
-
-
-def _run_to_its_end(folder: CampaignFolder, wanted: Thresholds, *, report: bool, again: Sequence[Status] = ()) -> None:
-    from harness.cli.progress import run_shown
-
-    _finish(run_shown(folder, again), folder, wanted, report=report)
+    folder = prepare(source, results, force=force, say=output.note)
+    _finish(run_shown(folder), folder, wanted, report=report)
 
 
 def stress(

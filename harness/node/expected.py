@@ -152,14 +152,9 @@ class Expected(BaseModel):
         return self.dra_driver_state == "present"
 
     @property
-    def sharing(self) -> SharingMode:
-        """How the node's GPUs are shared between pods; of no meaning by claims."""
-        return self.device_plugin_sharing
-
-    @property
     def slices(self) -> int:
         """Per GPU or MIG instance."""
-        return self.device_plugin_replicas if self.sharing.shares_gpu and not self.by_claims else 1
+        return self.device_plugin_replicas if self.device_plugin_sharing.shares_gpu and not self.by_claims else 1
 
     @property
     def workload_image(self) -> str:

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from harness.errors import NodeError, NodeUnreachableError, StorageError, UsageError
 from harness.node.checks import Node, NodeCheck, registered
 from harness.node.checks.registry import CannotLookError, NotApplicableError, Observation
@@ -242,9 +244,8 @@ class RebootTest:
     def compare_state(self, path: Path) -> RebootReport:
         """Second half, after the reboot. Raises UsageError where the file is none of ours."""
         try:
-            saved = json.loads(path.read_text(encoding="utf-8"))
-            before = [BootState(state["host"], state["boot_id"], tuple(state["checks"])) for state in saved]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            before = TypeAdapter(list[BootState]).validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
             raise UsageError(
                 f"{path} is no state saved before a reboot: {error}", advice="Begin with --before."
             ) from error

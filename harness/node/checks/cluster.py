@@ -286,7 +286,7 @@ def node_says_which_gpu_it_has(node: Node) -> Observation:
     first = node.output("nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
     name, memory, capability = (part.strip() for part in first.split(","))
     product = "-".join(name.split())
-    wanted = {_PRODUCT: f"{product}-SHARED" if node.expected.sharing.shares_gpu else product}
+    wanted = {_PRODUCT: f"{product}-SHARED" if node.expected.device_plugin_sharing.shares_gpu else product}
     major, _, minor = capability.partition(".")
     wanted |= {"nvidia.com/gpu.compute.major": major, "nvidia.com/gpu.compute.minor": minor}
     if "-MIG-" in labels.get(_PRODUCT, ""):
@@ -329,7 +329,7 @@ def node_advertises_its_slices(node: Node) -> Observation:
         seen = f"{_listed_devices(node)} devices listed for claims, {slices} slices"
         return same(f"{devices} devices listed for claims, 0 slices", seen)
     wanted = devices * expectation.slices
-    expected = f"{wanted} slices ({expectation.sharing.sharing.value}, {expectation.slices} per device)"
+    expected = f"{wanted} slices ({expectation.device_plugin_sharing.sharing.value}, {expectation.slices} per device)"
     return Observation(slices == wanted, expected, listed(f"{name}: {count}" for name, count in counts.items()))
 
 
@@ -340,7 +340,7 @@ def compute_mode_fits_the_sharing(node: Node) -> Observation:
     """GPUs take several processes, unless an MPS server is the only one."""
     needs(not node.expected.by_claims, "claims set it while they are held (dra_driver_state: present)")
     rows = node.output("nvidia-smi", "--query-gpu=compute_mode", "--format=csv,noheader").splitlines()
-    return same(node.expected.sharing.compute_mode, listed({row.strip() for row in rows}))
+    return same(node.expected.device_plugin_sharing.compute_mode, listed({row.strip() for row in rows}))
 
 
 @gpu_check(
@@ -360,7 +360,7 @@ def device_plugin_is_ready(node: Node) -> Observation:
 def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
     """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
     seen = _pods_of(node, "mps-control-daemon")
-    if node.expected.by_claims or not node.expected.sharing.concurrent:
+    if node.expected.by_claims or not node.expected.device_plugin_sharing.concurrent:
         return same("absent", seen)
     return _all_ready(seen)
 
