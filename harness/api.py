@@ -45,6 +45,10 @@ CELL = RUN[:-1]
 _NS = 1e9
 _SAMPLES = (*RUN, "timestamp", "metric", "series", "value", "unit", "reason")
 _LATENCIES = (*RUN, "series", "start", "latency_s", "recorded")
+_COMPARED = (
+    *("workload", "replicas", "measure", "of", "against"),
+    *("ratio", "ci95_low", "ci95_high", "p", "answer", "outcome"),
+)
 _FIGURES = (*RUN, "measure", "value", "unit", "reason")
 
 
@@ -113,26 +117,17 @@ class Experiment:
         run = analyse_experiment(self._folder)
         damage = "; ".join(run.damage)
         names = [name for name in ALL if damage or name in run.figures or name in run.absent]
-        values = {
-            "measure": names,
-            "value": [run.figures.get(name, float("nan")) for name in names],
-            "unit": [ALL[name].unit for name in names],
-            "reason": [damage or run.absent.get(name, "") for name in names],
-        }
-        return self._tidy(pd.DataFrame(values), _FIGURES)
+        rows = [
+            (name, run.figures.get(name, float("nan")), ALL[name].unit, damage or run.absent.get(name, ""))
+            for name in names
+        ]
+        return self._tidy(pd.DataFrame(rows, columns=["measure", "value", "unit", "reason"]), _FIGURES)
 
     def _tidy(self, frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-        spec = self.manifest.experiment
-        mine: tuple[str | int, ...] = (
-            spec.workload.name,
-            spec.replicas,
-            spec.sharing.value,
-            spec.condition_name,
-            spec.cell.mps_limits,
-            spec.cell.time_slice,
-            spec.repeat,
-        )
-        for name, value in zip(RUN, mine, strict=True):
+        spec, cell = self.manifest.experiment, self.manifest.experiment.cell
+        setting = (spec.workload.name, spec.replicas, spec.sharing.value, spec.condition_name)
+        run = (*setting, cell.mps_limits, cell.time_slice, spec.repeat)
+        for name, value in zip(RUN, run, strict=True):
             frame[name] = value
         return frame[list(columns)]
 
@@ -207,26 +202,14 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
         paths, by, unlike=unlike, read=lambda folder: known[folder].analysis if folder in known else analyse(folder)
     ) as comparison:
         rows = [
-            {
-                "workload": tested.key.workload,
-                "replicas": tested.key.replicas,
-                "measure": tested.contrast.metric,
-                "of": tested.b,
-                "against": tested.a,
-                "ratio": tested.contrast.ratio.mean,
-                "ci95_low": tested.contrast.ratio.low,
-                "ci95_high": tested.contrast.ratio.high,
-                "p": tested.contrast.corrected_p,
-                "answer": tested.contrast.sentence,
-                "outcome": tested.contrast.outcome.value,
-            }
+            (
+                *(tested.key.workload, tested.key.replicas, tested.contrast.metric, tested.b, tested.a),
+                *(tested.contrast.ratio.mean, tested.contrast.ratio.low, tested.contrast.ratio.high),
+                *(tested.contrast.corrected_p, tested.contrast.sentence, tested.contrast.outcome.value),
+            )
             for tested in comparison.tests
         ]
-    columns = [
-        *("workload", "replicas", "measure", "of", "against"),
-        *("ratio", "ci95_low", "ci95_high", "p", "answer", "outcome"),
-    ]
-    frame = pd.DataFrame(rows, columns=columns)
+    frame = pd.DataFrame(rows, columns=list(_COMPARED))
     return frame.astype(dict.fromkeys(["ratio", "ci95_low", "ci95_high", "p"], "float64"))
 
 

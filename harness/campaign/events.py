@@ -95,11 +95,7 @@ class ProgressWriter(ExperimentWriter):
     def write(self, rows: Iterable[MetricRow]) -> None:
         """As of its parent."""
         rows = list(rows)
-        self.now = _now(rows)
+        values = {(row.metric, row.series): row.value for row in rows if row.metric in {RATE, TAIL}}
+        own = [series for metric, series in values if metric == RATE and not neighbour_of(series)]
+        self.now = tuple(Now(series, values[RATE, series], values.get((TAIL, series))) for series in own)
         super().write(rows)
-
-
-def _now(rows: Iterable[MetricRow]) -> tuple[Now, ...]:
-    values = {(row.metric, row.series): row.value for row in rows if row.metric in {RATE, TAIL}}
-    own = dict.fromkeys(series for metric, series in values if metric == RATE and not neighbour_of(series))
-    return tuple(Now(series, values[RATE, series], values.get((TAIL, series))) for series in own)

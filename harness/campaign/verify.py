@@ -5,6 +5,7 @@ This finds damage, not forgery: who can write the files can write their hashes, 
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from harness.campaign.folder import CampaignFolder, open_folder
@@ -77,11 +78,12 @@ def _note_condensed(path: Path, present: list[Path], outcome: Verification) -> N
     """Say what was checked where a set was condensed: not the files that were recorded."""
     if not outcome.ok:
         return
-    condensed = [made for folder in present if (made := read_manifest(folder).condensed)]
-    for resolution_ns in sorted({made.resolution_ns for made in condensed}):
-        files = sum(len(made.recorded) for made in condensed if made.resolution_ns == resolution_ns)
+    files: Counter[int] = Counter()
+    for made in filter(None, (read_manifest(folder).condensed for folder in present)):
+        files[made.resolution_ns] += len(made.recorded)
+    for resolution_ns in sorted(files):
         outcome.notes.append(
-            f"{path}: {files} files are not as they were recorded: instants were rounded to {resolution_ns} ns for "
+            f"{path}: {files[resolution_ns]} files are not as they were recorded: instants were rounded to {resolution_ns} ns for "
             "publication, and samples.parquet left out. The hashes checked are those of what is there; the manifests keep "
             "those of the recorded files."
         )
@@ -146,14 +148,13 @@ def _done(events: list[Event]) -> set[str]:
 def _check_plan(folder: CampaignFolder, present: set[str], done: set[str], outcome: Verification) -> None:
     planned = planned_ids(folder.spec)
     again = f"Restore it from a backup, or run it again: harness resume {folder.path}"
-    outcome.problems += [
-        Problem(folder.path / name, "the experiment was finished.", "its folder", "none", again)
-        for name in sorted(done - present)
-    ]
-    outcome.problems += [
-        Problem(folder.path / name, "the campaign's plan has no such experiment.", advice="Move its folder away.")
-        for name in sorted(present - planned)
-    ]
+    for name in sorted(done - present):
+        outcome.problems.append(
+            Problem(folder.path / name, "the experiment was finished.", "its folder", "none", again)
+        )
+    for name in sorted(present - planned):
+        message = "the campaign's plan has no such experiment."
+        outcome.problems.append(Problem(folder.path / name, message, advice="Move its folder away."))
     if not folder.spec.open_ended and not planned <= present:
         outcome.notes.append(f"{folder.path}: {len(planned & present)} of {len(planned)} experiments are finished.")
 

@@ -34,6 +34,18 @@ harness, or changed since it began · 7 results folder cannot be written · 8 re
 not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
 campaign was not reproduced · 13 worse than the baseline (--fail-on regression) · 14 DEGRADED experiments
 (--fail-on degraded) · 130 interrupted (resume goes on) · 141 whoever read the answer left before its end."""
+_PANELS = {
+    "Start here": (campaign.init, campaign.validate, campaign.plan, campaign.doctor, campaign.schema),
+    "Run": (campaign.run, campaign.stress, campaign.resume, campaign.status, profile.profile, profile.probe),
+    "Results": (
+        *(results.verify, results.report, results.compare, results.export),
+        *(publishing.publish, publishing.reproduce, publishing.scenarios),
+    ),
+    "Node and cluster": (node.provision, node.sharing, node.verify_node, node.reboot_test, node.offline_list),
+}
+_EPILOGS = {
+    "Node and cluster": "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted.",
+}
 _NOTHING_GIVEN = re.compile(r"--[a-z-]+=")
 _WHOLE = 1000
 """Characters that the help may show of what a command does: all."""
@@ -49,23 +61,13 @@ _EXAMPLES = {
 """Of what a command needs, by the name in its usage; everything else is a campaign's folder."""
 _SIGN = "Sign the archive itself, with minisign, gpg or cosign, and check that signature before the archive is read."
 _IN_FILE = "It is a key of the campaign file: write that with `harness profile ... --write FILE`, edit it, and run it."
-_REMOVED: dict[tuple[str, ...], str] = {
-    (
-        "archive",
-    ): "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
-    (
-        "leaderboard",
-    ): "`harness status DIR` prints one table of all campaigns in a folder, `harness compare` says what a difference is worth.",
-    **{
-        ("profile", option): _IN_FILE
-        for option in ("--name", "--seed", "--threads", "--timeout-s", "--warmup-requests")
-    },
-    ("publish", "--sign"): _SIGN,
-    ("verify", "--signed-by"): _SIGN,
-    (
-        "verify-node",
-        "--profile",
-    ): "Run kube-bench (https://github.com/aquasecurity/kube-bench) on the node: --benchmark cis-1.12",
+_REMOVED = {
+    "archive": "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
+    "leaderboard": "`harness status DIR` prints one table of all campaigns in a folder, `harness compare` says what a difference is worth.",
+    **{f"profile --{option}": _IN_FILE for option in ("name", "seed", "threads", "timeout-s", "warmup-requests")},
+    "publish --sign": _SIGN,
+    "verify --signed-by": _SIGN,
+    "verify-node --profile": "Run kube-bench (https://github.com/aquasecurity/kube-bench) on the node: --benchmark cis-1.12",
 }
 """By command and option: what to use instead of what this version has no more."""
 
@@ -144,8 +146,9 @@ def _refuse_removed(args: list[str]) -> None:
     command = next((word for word in args if not word.startswith("-")), "")
     options = {word.partition("=")[0] for word in args}
     for removed, advice in _REMOVED.items():
-        if removed[0] == command and options.issuperset(removed[1:]):
-            raise UsageError(f"harness {' '.join(removed)} was removed.", advice=advice)
+        name, *gone = removed.split()
+        if name == command and options.issuperset(gone):
+            raise UsageError(f"harness {removed} was removed.", advice=advice)
 
 
 def _plain(message: str) -> str:
@@ -192,11 +195,9 @@ def _root(
     """Measure what GPU sharing costs, from a bare machine to a decision."""
 
 
-campaign.register(commands)
-profile.register(commands)
-results.register(commands)
-publishing.register(commands)
-node.register(commands)
+for _panel, _functions in _PANELS.items():
+    for _function in _functions:
+        commands.command(rich_help_panel=_panel, epilog=_EPILOGS.get(_panel))(_function)
 
 READER_LEFT = 128 + 13
 """The exit code where whoever read the answer closed the pipe: that of a program which SIGPIPE ended."""

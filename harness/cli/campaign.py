@@ -42,14 +42,6 @@ CampaignFile = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the tree."""
-    for first in (init, validate, plan, doctor, schema):
-        app.command(rich_help_panel="Start here")(first)
-    for command in (run, stress, resume, status):
-        app.command(rich_help_panel="Run")(command)
-
-
 def init(
     file: Annotated[Path, Argument(help="The file to write; must not exist.")],
     *,

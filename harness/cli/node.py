@@ -29,14 +29,6 @@ Wait = Annotated[
     float, Option("--wait", callback=not_negative, help="Seconds to judge again while something still fails.")
 ]
 
-_EXIT_CODES = "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted."
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the tree."""
-    for command in (provision, sharing, verify_node, reboot_test, offline_list):
-        app.command(rich_help_panel="Node and cluster", epilog=_EXIT_CODES)(command)
-
 
 def provision(
     *,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
 from typer import Argument, Option
 
 from harness.cli import output
@@ -15,12 +14,6 @@ from harness.errors import UsageError
 KNEE_PRECISION, MEMORY_PRECISION = 0.25, 0.02
 _ROWS = 10
 _LEAST_STEP_S = 0.1
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the tree."""
-    app.command(rich_help_panel="Run")(profile)
-    app.command(rich_help_panel="Run")(probe)
 
 
 def profile(
@@ -140,14 +133,8 @@ def probe(
     gpu = gpu_to_probe(mode)
     measured = time_slices(measure(gpu, mode, processes=processes, seconds=seconds, repeats=repeats, say=output.note))
     if json:
-        settings = {
-            "gpu": gpu.name,
-            "sharing": mode.value,
-            "processes": processes,
-            "seconds": seconds,
-            "repeats": repeats,
-        }
-        output.document(settings | as_document(measured))
+        settings = {"gpu": gpu.name, "sharing": mode.value, "processes": processes}
+        output.document({**settings, "seconds": seconds, "repeats": repeats, **as_document(measured)})
         return
     output.sentence(sentence(measured, processes))
     output.result()

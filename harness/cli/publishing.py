@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the tree."""
-    for command in (publish, reproduce, scenarios):
-        app.command(rich_help_panel="Results")(command)
-
-
 def _nanoseconds(resolution: str) -> int:
     match = re.fullmatch(r"(\d+)(ns|us|ms)", resolution)
     size_ns = int(match[1]) * _UNITS_NS[match[2]] if match else 0
@@ -269,7 +263,7 @@ def scenarios(
 
 def _scenario_row(scenario: dict[str, Any]) -> list[str]:
     results = scenario["results"]
-    rates = [results.get("intended_per_s"), results["achieved_per_s"], results["throughput_samples_per_s"]]
+    rates = [results.get(name) for name in ("intended_per_s", "achieved_per_s", "throughput_samples_per_s")]
     figures = [*rates, *(results["latency_ms"].get(name) for name in ("p50", "p90", "p99"))]
     return [
         f"  {scenario['scenario']}",

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from harness.cli import output
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 
 
 _WIDEST = 80
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the tree."""
-    for command in (verify, report, compare, export):
-        app.command(rich_help_panel="Results")(command)
 
 
 def verify(
