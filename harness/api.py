@@ -126,7 +126,7 @@ class Experiment:
     def _tidy(self, frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
         spec, cell = self.manifest.experiment, self.manifest.experiment.cell
         setting = (spec.workload.name, spec.replicas, spec.sharing.value, spec.condition_name)
-        run = (*setting, cell.mps_limits, cell.time_slice, spec.repeat)
+        run: tuple[str | int, ...] = (*setting, cell.mps_limits, cell.time_slice, spec.repeat)
         for name, value in zip(RUN, run, strict=True):
             frame[name] = value
         return frame[list(columns)]

@@ -88,17 +88,22 @@ class Planner:
         """What has been run or runs next, as far as that is known."""
         return self._planned
 
-    def answers(self) -> list[str]:
-        """What is known by now, in sentences."""
+    def series(self) -> list[StressSeries]:
+        """How far every series of loads has come."""
         return []
+
+    def answers(self) -> list[str]:
+        """What is known by now, in sentences: where each series breaks, and the highest goodput."""
+        sentences = [sentence for series in self.series() for sentence in series.sentences()]
+        return [*sentences, *goodput.sentences(self.bests())]
 
     def bests(self) -> list[Best]:
         """The highest goodput of servers with an objective, as far as it is known."""
-        return []
+        return goodput.bests(self.spec, self.series())
 
     def explained(self) -> frozenset[str]:
-        """Experiments whose failure is the answer."""
-        return frozenset()
+        """Experiments whose failure is the answer: the points at which something broke."""
+        return explained(self.series())
 
     def out_of_time(self) -> bool:
         """Whether the time that it may take is spent."""
@@ -151,19 +156,6 @@ class StressPlanner(Planner):
         points = [series.following for series in self.series() if series.following]
         following = {cell.experiment_id(repeat) for cell, repeat in points}
         return [point for point in self._every if self._is_finished(point) or point.experiment_id in following]
-
-    def answers(self) -> list[str]:
-        """Where each series breaks, and the highest goodput."""
-        sentences = [sentence for series in self.series() for sentence in series.sentences()]
-        return [*sentences, *goodput.sentences(self.bests())]
-
-    def bests(self) -> list[Best]:
-        """That of every series that has ended."""
-        return goodput.bests(self.spec, self.series())
-
-    def explained(self) -> frozenset[str]:
-        """The points at which something broke."""
-        return explained(self.series())
 
     def series(self) -> list[StressSeries]:
         """How far every series has come."""
