@@ -234,6 +234,11 @@ class PodSharing(NamedTuple):
     claim: str = ""
     denied: tuple[str, ...] = ()
 
+    def facts(self) -> dict[str, Any]:
+        """For the manifest."""
+        told = {"claim": self.claim, "sharing_denied": list(self.denied)}
+        return {"sharing": self.mode, "gpu_slices": self.slices, **{key: value for key, value in told.items() if value}}
+
 
 @dataclass(slots=True)
 class ClusterSharing(ABC):

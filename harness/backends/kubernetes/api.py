@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote, urlencode
@@ -146,15 +145,6 @@ class KubernetesApi:
     def text(self, path: str, query: Mapping[str, str] | None = None, *, patience_s: float | None = None) -> str:
         """An answer that is no object, e.g. a log."""
         return self.exchange("GET", path, query=query, patience_s=patience_s).data.decode(errors="replace")
-
-    def server_time_s(self) -> float | None:
-        """What the API server's clock says, seconds since the epoch; None when it does not."""
-        date = self.exchange("GET", "/version").headers.get("Date")
-        return parsedate_to_datetime(date).timestamp() if date else None
-
-    def token_ends_s(self) -> float | None:
-        """When the token ends, seconds since the epoch; None where it does not, or is renewed by itself."""
-        return self.connection.token_ends_s
 
     def create(self, path: str, body: Mapping[str, Any], *, dry_run: bool = False) -> Object:
         """The answer to a POST; ``dry_run``: as it would be, after every admission, and nothing is stored."""

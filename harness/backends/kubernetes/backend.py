@@ -75,14 +75,9 @@ class KubernetesBackend(Backend):
         except ClusterError as error:
             return [Issue(IssueLevel.ERROR, "cluster", error.message, error.advice)]
         places = [objects.placed(experiment, self._spec) for experiment in experiments] or [self._spec]
-        return preflight.check(
-            api,
-            self._spec if self._spec in places else places[0],
-            experiments,
-            campaign_id=self._campaign_id,
-            prometheus=lambda: monitoring.server(api, self._spec),
-            clock=self._clock,
-        )
+        spec = self._spec if self._spec in places else places[0]
+        looked_at = preflight.Preflight(api, spec, experiments, self._campaign_id, self._clock)
+        return looked_at.check(lambda: monitoring.server(api, self._spec))
 
     def sweep(self) -> Sequence[str]:
         """Delete what an earlier, killed harness left of this campaign, and wait until its pods are gone."""

@@ -140,12 +140,6 @@ def refuse_silent_cpu(statuses: Sequence[Status], experiment: ExperimentSpec, sp
         )
 
 
-def refuse_apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> None:
-    """Refuse replicas that do not share a GPU with a neighbour. Raises BackendError; arguments as of ``apart``."""
-    if why := apart(measured, beside, by_node=by_node):
-        raise BackendError(why, advice=APART_ADVICE, code=ReasonCode.NEIGHBOUR_APART)
-
-
 def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:
     """Who is not where the others are, in a sentence; empty: every neighbour is beside a measured replica, and the other way round.
 

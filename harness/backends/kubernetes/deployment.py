@@ -19,7 +19,7 @@ from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pods import PodReplica
 from harness.backends.kubernetes.watch import PodMonitor, QueueWait, Watcher
 from harness.clock import Clock
-from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
+from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReasonCode, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.rows import Recording, RecordingRequest
 from harness.results.manifest import Provenance
@@ -142,8 +142,9 @@ class KubernetesDeployment(Deployment):
             part.make(abort)
         for part in self._all:  # the scheduler places a neighbour once a measured replica has its node
             part.wait(abort)
-        if self._beside:
-            collect.refuse_apart(self.statuses(), self.neighbour_statuses(), by_node=self._by_node)
+        beside = self.neighbour_statuses()
+        if beside and (why := collect.apart(self.statuses(), beside, by_node=self._by_node)):
+            raise BackendError(why, advice=collect.APART_ADVICE, code=ReasonCode.NEIGHBOUR_APART)
 
     def make(self, abort: threading.Event) -> None:
         """Make the objects of these pods alone, the first half of ``start``."""
@@ -287,12 +288,10 @@ class KubernetesDeployment(Deployment):
         if self._spec.gpus_per_replica:
             how = cluster_sharing(self._spec).observe(api, self._experiment, self._nodes, its, statuses)
         self.replicas = [
-            replace(replica, gpu_uuid=str(status.get("device_uuid") or ""), how=shared)
+            replica.on_gpu(str(status.get("device_uuid") or ""), shared)
             for replica, status, shared in zip(replicas, statuses, how, strict=True)
         ]
-        self._statuses = [
-            {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
-        ]
+        self._statuses = [{**status, **replica.facts} for replica, status in zip(self.replicas, statuses, strict=True)]
         collect.refuse_what_differs(self._statuses, self._experiment, self._spec)
 
     def _refresh(self) -> None:
@@ -301,7 +300,7 @@ class KubernetesDeployment(Deployment):
 
     def _ask_again(self, replica: PodReplica, before: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {**collect.status(self._api, replica, patience_s=collect.QUICK_S), **replica.facts()}
+            return {**collect.status(self._api, replica, patience_s=collect.QUICK_S), **replica.facts}
         except ClusterError:
             return before  # it has ended, or cannot be reached: what it said last is what is known
 

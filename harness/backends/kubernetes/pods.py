@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -59,13 +59,9 @@ class PodReplica:
 
     Attributes:
         uid: of the pod; a pod of the same name with another uid is another replica.
-        image_id: what ran: with its digest where the runtime tells.
         gpu_uuid: of the device it sees; empty on a CPU.
-        how: its GPU is seen to be shared.
-        layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
-        reserve: processors, memory and disk that the container which computes asks for, as the API server completed it.
-        devices: what else divides its GPU: limits of further resources, and which part of a GPU its annotations say.
+        facts: what the manifest keeps of it.
     """
 
     index: int
@@ -74,43 +70,20 @@ class PodReplica:
     node: str
     namespace: str
     port: int
-    image: str
-    image_id: str
-    gpu_uuid: str = ""
     restarts: int = 0
-    how: PodSharing = field(default_factory=PodSharing)
-    ip: str = ""
     asks_a_server: bool = False
-    server_image_id: str = ""
-    layer_image_id: str = ""
     neighbour: str = ""
-    reserve: Mapping[str, str] = field(default_factory=dict, hash=False)
-    limit: Mapping[str, str] = field(default_factory=dict, hash=False)
-    devices: Mapping[str, str] = field(default_factory=dict, hash=False)
-    qos_class: str = ""
+    gpu_uuid: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def title(self) -> str:
         """For sentences."""
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
-    def facts(self) -> dict[str, Any]:
-        """What the manifest keeps of it."""
-        same = ("pod", "namespace", "node", "image", "image_id", "gpu_uuid", "qos_class")
-        return {
-            "replica": self.index,
-            **{key: getattr(self, key) for key in same},
-            "pod_ip": self.ip,
-            "sharing": self.how.mode,
-            "gpu_slices": self.how.slices,
-            **({"devices": dict(self.devices)} if self.devices else {}),
-            "reserve": dict(self.reserve),
-            "limit": dict(self.limit),
-            **({"claim": self.how.claim} if self.how.claim else {}),
-            **({"sharing_denied": list(self.how.denied)} if self.how.denied else {}),
-            **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
-            **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
-        }
+    def on_gpu(self, uuid: str, how: PodSharing) -> PodReplica:
+        """The same, once it is known which GPU it sees, and how it shares that."""
+        return replace(self, gpu_uuid=uuid, facts={**self.facts, "gpu_uuid": uuid, **how.facts()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,31 +158,39 @@ def _own_order(pod: Object) -> tuple[int, str]:
 
 def as_replica(pod: Object, index: int, neighbour: str = "", extra: Collection[str] = ()) -> PodReplica:
     """A pod that serves, as a replica, of the measured workload or of a neighbour; ``extra``: resources that divide its GPU."""
-    metadata, status = pod["metadata"], container_status(pod)
+    metadata, status = pod["metadata"], pod.get("status") or {}
     containers = {str(entry["name"]): entry.get("resources") or {} for entry in pod["spec"]["containers"]}
     computes = next(containers[kind] for kind in _BY_CAUSE if kind in containers)
+    limits = computes.get("limits") or {}
+    devices = {
+        **{key: str(value) for key, value in limits.items() if key in extra},
+        **{key: text for key, text in notes(pod).items() if key in PARTS},
+    }
+    images = {
+        "server_image_id": container_status(pod, SERVER).get("imageID"),
+        "layer_image_id": _layer_status(pod).get("imageID"),  # none, or the replica's own
+    }
+    where = {"pod": name(pod), "node": pod["spec"].get("nodeName") or "", "namespace": metadata["namespace"]}
     return PodReplica(
         index=index,
-        pod=name(pod),
         uid=str(metadata["uid"]),
-        node=str(pod["spec"].get("nodeName") or ""),
-        namespace=str(metadata["namespace"]),
         port=int(metadata["annotations"][PORT_ANNOTATION]),
-        image=str(pod["spec"]["containers"][0]["image"]),
-        image_id=str(status.get("imageID") or ""),
-        ip=str((pod.get("status") or {}).get("podIP") or ""),
         restarts=restarts(pod),
         asks_a_server=SERVER in containers,
-        server_image_id=str(container_status(pod, SERVER).get("imageID") or ""),
-        layer_image_id=str(_layer_status(pod).get("imageID") or ""),
         neighbour=neighbour,
-        reserve=_of_the_node(computes.get("requests") or {}),
-        limit=_of_the_node(computes.get("limits") or {}),
-        devices={
-            **{key: str(value) for key, value in (computes.get("limits") or {}).items() if key in extra},
-            **{key: text for key, text in notes(pod).items() if key in PARTS},
+        facts={
+            "replica": index,
+            **where,
+            "image": pod["spec"]["containers"][0]["image"],
+            "image_id": container_status(pod).get("imageID") or "",  # with its digest where the runtime tells
+            "qos_class": status.get("qosClass") or "",
+            "pod_ip": status.get("podIP") or "",
+            "reserve": _of_the_node(computes.get("requests") or {}),
+            "limit": _of_the_node(limits),
+            **({"devices": devices} if devices else {}),
+            **{key: image for key, image in images.items() if image},
         },
-        qos_class=str((pod.get("status") or {}).get("qosClass") or ""),
+        **where,
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 
 from harness.backends.kubernetes import admission, files, monitoring, nodes, objects, probe
 from harness.backends.kubernetes.admission import PlannedPods
@@ -31,22 +32,12 @@ JOBS_SINCE = (1, 29)
 """From which version of Kubernetes on a Job takes `backoffLimitPerIndex`."""
 
 
-def check(
-    api: KubernetesApi,
-    spec: KubernetesSpec,
-    experiments: Sequence[ExperimentSpec],
-    *,
-    campaign_id: str,
-    prometheus: Callable[[], PrometheusServer],
-    clock: Clock | None = None,
-) -> list[Issue]:
-    """What would keep these experiments from running, or from meaning something; with a ``clock`` images just loaded are waited for."""
-    return Preflight(api, spec, experiments, campaign_id, clock).check(prometheus)
-
-
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What is looked at; ``campaign_id``: whose own objects are in nobody's way."""
+    """What would keep these experiments from running, or from meaning something.
+
+    ``campaign_id``: whose own objects are in nobody's way; with a ``clock`` images that were just loaded are waited for.
+    """
 
     api: KubernetesApi
     spec: KubernetesSpec
@@ -211,8 +202,8 @@ def _check_queue(api: KubernetesApi, spec: KubernetesSpec) -> Iterator[Issue]:
 
 def _check_clock(api: KubernetesApi) -> Iterator[Issue]:
     """Tokens and leases go by the API server's clock."""
-    there_s = api.server_time_s()
-    skew_s = 0.0 if there_s is None else there_s - time.time()
+    date = api.exchange("GET", "/version").headers.get("Date")
+    skew_s = parsedate_to_datetime(date).timestamp() - time.time() if date else 0.0
     if abs(skew_s) > API_SKEW_S:
         message = f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this one's."
         yield Issue(IssueLevel.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")
@@ -220,7 +211,7 @@ def _check_clock(api: KubernetesApi) -> Iterator[Issue]:
 
 def _check_token(api: KubernetesApi, experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:
     """A campaign waits for another token for as long as its limits let it; a person may be asleep by then."""
-    ends_s = api.token_ends_s()
+    ends_s = api.connection.token_ends_s
     timings = [experiment.timing for experiment in experiments]
     planned_s = sum(timing.stabilise_s + timing.record_s + timing.cooldown_s for timing in timings)
     if ends_s is None or ends_s - time.time() > planned_s:

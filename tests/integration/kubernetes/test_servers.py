@@ -50,9 +50,8 @@ def requests_of(folder, replica):
 @pytest.mark.parametrize("kind", ["deployment", "job"])
 def test_servers_are_started_asked_and_ended_in_the_pods_and_all_answers_are_written_down(deploy, server, driver, kind):
     driver.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"}  # where the GPU is, and nowhere else
-    deployment, folder = deploy(
-        asked(replicas=2, concurrency=2), by=KubernetesBackend(server.spec(kind=kind), "c0ffee")
-    )
+    of = asked(replicas=2, concurrency=2).model_copy(update={"sharing": Sharing.MPS})
+    deployment, folder = deploy(of, by=KubernetesBackend(server.spec(kind=kind), "c0ffee"))
 
     statuses = deployment.statuses()
     assert [status["phase"] for status in statuses] == ["serving"] * 2

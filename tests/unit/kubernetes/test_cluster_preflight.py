@@ -104,7 +104,7 @@ class NoPrometheus:
 
 
 def findings(api, spec=SPEC, experiments=()):
-    found = preflight.check(api, spec, experiments, campaign_id="mine", prometheus=NoPrometheus)
+    found = preflight.Preflight(api, spec, experiments, "mine").check(NoPrometheus)
     return {(one.check, one.severity): one.message for one in found if one.check != "prometheus"}
 
 
@@ -129,7 +129,7 @@ def test_an_api_server_that_does_not_answer_or_knows_us_no_more_is_away(status):
     def refuse(_path):
         raise ClusterError("no.", advice="Is it running?", status=status)
 
-    [found] = preflight.check(SimpleNamespace(list=refuse), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
+    [found] = preflight.Preflight(SimpleNamespace(list=refuse), SPEC, [], "mine").check(NoPrometheus)
     assert (found.check, found.severity, found.advice, found.away) == ("cluster", ERROR, "Is it running?", True)
 
 
@@ -160,7 +160,7 @@ class RestartingPrometheus(NoPrometheus):
 
 @pytest.mark.parametrize(("server", "away"), [(NoPrometheus, False), (RestartingPrometheus, True)])
 def test_a_prometheus_that_does_not_answer_is_away_and_one_that_refuses_is_not(serve, server, away):
-    [found] = preflight.check(serve(), SPEC, [], campaign_id="mine", prometheus=server)
+    [found] = preflight.Preflight(serve(), SPEC, [], "mine").check(server)
     assert (found.check, found.severity, found.away) == ("prometheus", ERROR, away)
     assert "cannot be reached" in found.message
 
@@ -188,7 +188,7 @@ def restarted(node):
 def test_nodes_and_gpus_that_went_away_may_come_back_and_too_few_are_too_few(serve, nodes, away):
     api = serve({NODES: nodes})
     plan = list(expand(campaign(replicas=[8])))
-    found = preflight.check(api, SPEC, plan, campaign_id="mine", prometheus=RestartingPrometheus)
+    found = preflight.Preflight(api, SPEC, plan, "mine").check(RestartingPrometheus)
     errors = [one for one in found if one.severity is ERROR and one.check != "prometheus"]
     assert errors
     assert {one.away for one in errors} == {away}
@@ -444,7 +444,7 @@ def test_an_image_that_was_just_loaded_is_waited_for(serve, lists_after_s, sever
         return [node()] if path == NODES and clock.now_s() >= lists_after_s else listed
 
     api.list = nodes
-    issues = preflight.check(api, SPEC, [], campaign_id="mine", prometheus=NoPrometheus, clock=clock)
+    issues = preflight.Preflight(api, SPEC, [], "mine", clock).check(NoPrometheus)
     [*found] = [issue for issue in issues if issue.check == "image"]
     assert [issue.severity for issue in found] == ([severity] if severity else [])
     assert clock.now_s() <= preflight.LISTED_S

@@ -31,7 +31,7 @@ def written(path, user, name="harness", current="c"):
 
 
 def ends_s(place, **changes):
-    return KubernetesApi(KubernetesSpec(kubeconfig=str(place), **changes)).token_ends_s()
+    return KubernetesApi(KubernetesSpec(kubeconfig=str(place), **changes)).connection.token_ends_s
 
 
 @pytest.mark.parametrize(

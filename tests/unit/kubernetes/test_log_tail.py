@@ -57,7 +57,7 @@ class Following:
 
     def replica(self, index):
         name, port = f"a-{index}", self.server.port
-        return PodReplica(index, name, f"u{index}", "n", "inference", port, "x", "x")
+        return PodReplica(index, name, f"u{index}", "n", "inference", port)
 
     def until(self, condition):
         """Ask after one row after another until enough is known or something is so."""

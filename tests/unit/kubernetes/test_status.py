@@ -376,5 +376,5 @@ def test_what_the_manifest_says_of_a_replica_is_what_its_pod_was_given(container
     one["spec"]["containers"] = [
         {"name": name, "image": "x", "resources": resources} for name, resources in containers.items()
     ]
-    facts = pods.as_replica(one, 0).facts()
+    facts = pods.as_replica(one, 0).facts
     assert (facts["reserve"], facts["limit"], facts["qos_class"]) == (reserve, limit, "Burstable")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from harness.backends.kubernetes import preflight
 from harness.backends.kubernetes.api import KubernetesApi
+from harness.backends.kubernetes.preflight import Preflight
 from harness.errors import BackendError, IssueLevel
 from harness.sharing import device_plugin
 from harness.sharing.cluster import SWITCHED, SwitchedPlugin
@@ -46,7 +46,7 @@ def switch(here, sharing, replicas=2, *, by=None, abort=None):
 
 
 def findings(here, *experiments):
-    found = preflight.check(here.api, here.spec, experiments, campaign_id="mine", prometheus=NoPrometheus)
+    found = Preflight(here.api, here.spec, experiments, "mine").check(NoPrometheus)
     return {one.check: one for one in found if one.check in {"sharing", "gpus", "rights"}}
 
 
