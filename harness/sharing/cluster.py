@@ -1,7 +1,6 @@
 """The sharing of a cluster's GPUs: as it is found, by claims, or switched where NVIDIA's device plugin has its config manager.
 
-There the value of a node's label names the configuration, a key of one ConfigMap, by which the plugin lends its GPUs. What the
-labels were is written onto the node in the same request that changes them, so that whoever comes next can put them back.
+A node's label names the configuration, a key of one ConfigMap; what it was is written onto the node, so that whoever comes next can put it back.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from harness.sharing import device_plugin
 from harness.sharing.device_plugin import CONFIG_LABEL, MIG_CONFIG_LABEL, Configuration
 from harness.sharing.dra import Dra
 from harness.sharing.lending import Lending, check_sharing, divided, in_words, lending
-from harness.sharing.mode import ClusterApi, ClusterSharing, Notify, Object, PodSharing, unheard
+from harness.sharing.mode import ClusterApi, ClusterSharing, Notify, Object, PodSharing, refusal, unheard
 from harness.sharing.modes import mode_of
 from harness.sharing.node import (
     GPU_COUNT_LABEL,
@@ -94,16 +93,13 @@ class AsLent(ClusterSharing):
 
 @dataclass(slots=True)
 class SwitchedPlugin(AsLent):
-    """The device plugin, told anew for each mode.
-
-    Attributes:
-        failed: configurations that did not come about once; they are looked at again, and not waited for.
-        believed: the configuration that the nodes have shown to be under, unless they have been changed since.
-    """
+    """The device plugin, told anew for each mode."""
 
     clock: Clock = field(default_factory=SystemClock)
     failed: set[str] = field(default_factory=set)
+    """Configurations that did not come about once; they are looked at again, and not waited for."""
     believed: str = ""
+    """The configuration that the nodes have shown, unless they have been changed since."""
 
     fixed_slices: ClassVar[bool] = False
     log_advice: ClassVar[str] = (
@@ -114,10 +110,10 @@ class SwitchedPlugin(AsLent):
         """Whether the nodes can be switched, and somebody is there to do it."""
         try:
             configurations = device_plugin.read(api.find, self.spec)
-        except ClusterError:
-            raise
         except BackendError as error:
-            yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
+            if isinstance(error, ClusterError):
+                raise
+            yield refusal(error.message, error.advice)
             return
         nodes, pods = gpu_nodes(nodes, self.spec), api.list(PODS)
         yield from self._check(nodes, pods, configurations, experiments)
@@ -133,19 +129,11 @@ class SwitchedPlugin(AsLent):
     def switch(
         self, api: ClusterApi, experiment: ExperimentSpec, abort: threading.Event, notice: Notify = unheard
     ) -> None:
-        """Switch what has to be switched, and return when every node shows the mode.
-
-        Raises:
-            BackendError: somebody else's pod or campaign holds a GPU, a node does not get there, or ``abort`` was set.
-        """
+        """Switch what has to be switched, and return when every node shows the mode. Raises BackendError."""
         nodes, pods = gpu_nodes(api.list(NODES), self.spec), api.list(PODS)
         configurations = device_plugin.read(api.find, self.spec)
-        errors = [
-            finding
-            for finding in self._check(nodes, pods, configurations, [experiment])
-            if finding.severity is IssueLevel.ERROR
-        ]
-        if errors:
+        issues = self._check(nodes, pods, configurations, [experiment])
+        if errors := [issue for issue in issues if issue.severity is IssueLevel.ERROR]:
             advice = " ".join(dict.fromkeys(finding.advice for finding in errors))
             raise BackendError(" ".join(finding.message for finding in errors), advice=advice)
         counts = {name(node): gpus(node, configurations, self.spec) for node in nodes}
@@ -154,10 +142,9 @@ class SwitchedPlugin(AsLent):
         if any(changed) or self.believed != wanted.name:
             self.believed = ""
         limit_s = 0.0 if wanted.name in self.failed else self.spec.switch_timeout_s
+        lent = {node: wanted.lent(count) for node, count in counts.items()}
         try:
-            self._await(
-                api, {node: wanted.lent(count) for node, count in counts.items()}, wanted, limit_s, abort, notice
-            )
+            self._await(api, lent, wanted, limit_s, abort, notice)
         except BackendError:
             if not abort.is_set():
                 self.failed.add(wanted.name)
@@ -193,7 +180,7 @@ class SwitchedPlugin(AsLent):
             try:
                 chosen = device_plugin.choose(configurations, experiment, counts.values(), self.spec)
             except BackendError as error:
-                yield Issue(IssueLevel.ERROR, "sharing", error.message, error.advice)
+                yield refusal(error.message, error.advice)
                 continue
             wanted.add(chosen)
             yield from mode_of(experiment.sharing).check_slices(experiment, [(node, chosen.slices) for node in nodes])
@@ -204,7 +191,7 @@ class SwitchedPlugin(AsLent):
                     yield Issue(IssueLevel.ERROR, "gpus", message, advice)
         for node in nodes:
             if why := _claimed(node, self.campaign_id):
-                yield Issue(IssueLevel.ERROR, "sharing", why.message, why.advice)
+                yield refusal(why.message, why.advice)
             theirs = ", ".join(holders(node, pods, self.campaign_id))
             if theirs and all(_has(node, configuration.labels(self.spec)) for configuration in wanted):
                 message = f"pods that are not of this campaign hold GPUs of node {name(node)}: {theirs}."
@@ -212,7 +199,7 @@ class SwitchedPlugin(AsLent):
             elif theirs:
                 message = f"node {name(node)} cannot be switched: {theirs} would lose the GPU."
                 advice = "Let them end, or keep the campaign from that node with `kubernetes.node_selector`."
-                yield Issue(IssueLevel.ERROR, "sharing", message, advice)
+                yield refusal(message, advice)
 
     def _label(self, api: ClusterApi, node: Object, wanted: Mapping[str, str], count: int | None) -> bool:
         """Set a node's labels, and note what they were; False where they are set.

@@ -27,19 +27,15 @@ CONFIGURED = {mode.plugin_section: mode.sharing for mode in MODES.values() if mo
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a configuration of the device plugin lends, called as the key in the ConfigMap.
-
-    Attributes:
-        mode: of whole GPUs under it.
-        slices: that each GPU, or MIG instance, is lent as.
-        single: it calls instances ``nvidia.com/gpu``, where GPUs are divided.
-        resource: the name that it lends them by.
-    """
+    """What a configuration of the device plugin lends, called as the key in the ConfigMap."""
 
     name: str
     mode: Sharing
+    """Of whole GPUs."""
     slices: int
+    """That each GPU, or MIG instance, is lent as."""
     single: bool = False
+    """It calls instances ``nvidia.com/gpu``, where GPUs are divided."""
     resource: str = "nvidia.com/gpu"
 
     def gives(self, sharing: Sharing) -> bool:
@@ -123,10 +119,7 @@ def choose(
     """The configuration for an experiment, its neighbours included, on nodes with so many GPUs; None where it cannot be told.
 
     Time-sliced replicas are the same with any number of slices, so that the largest serves all of a campaign. A client
-    of MPS gets its slice's share of processors and memory: the smallest number that is enough.
-
-    Raises:
-        BackendError: there is none; the message names those that there are.
+    of MPS gets its slice's share of processors and memory: the smallest number that is enough. Raises BackendError.
     """
     needed, sharing = experiment.cell.processes, experiment.sharing
     ours = [entry for entry in configurations if entry.resource == spec.gpu_resource and entry.gives(sharing)]

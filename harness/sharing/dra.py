@@ -1,7 +1,6 @@
 """Sharing by claims: NVIDIA's DRA driver sets a GPU up when a claim is prepared, and nothing of a node is switched.
 
-Replicas that share a GPU name one ResourceClaim, and several shared GPUs have one each; where each replica has a GPU or an
-instance of its own, their pods get a claim each from one ResourceClaimTemplate.
+Replicas that share a GPU name one ResourceClaim; where each has a GPU or an instance of its own, all name one ResourceClaimTemplate.
 """
 
 from __future__ import annotations
@@ -151,11 +150,7 @@ def reference(experiment: ExperimentSpec, name: str) -> dict[str, str]:
 
 
 class Preparing:
-    """Why pods that have a node do not get the devices of their claims: told at once, and given up where it will not come right.
-
-    Args:
-        notice: told what is tried again.
-    """
+    """Why pods that have a node do not get the devices of their claims: told at once, and given up where it will not come right."""
 
     def __init__(self, notice: Notify) -> None:
         self._notice = notice
@@ -163,11 +158,7 @@ class Preparing:
         self._since_s = math.inf
 
     def look(self, pods: Sequence[Object], warnings: Sequence[Object], now_s: float) -> None:
-        """Read what kubelets say of these pods, in events.
-
-        Raises:
-            BackendError: what the driver says comes right by nobody's waiting, or it has said the same for too long.
-        """
+        """Read what kubelets say of these pods, in events. Raises BackendError where no waiting helps, or for too long."""
         why = _unprepared(pods, warnings)
         gate = _GATE in why
         if gate or any(words in why for words in _NEVER):

@@ -27,31 +27,28 @@ def unheard(_sentence: str) -> None:
 
 
 class Processes(Protocol):
-    """Starts processes that do not outlive the harness."""
+    """Starts processes that do not outlive the harness, and ends them with all below them."""
 
     def start(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start ``command``. Raises OSError."""
+        """Raises OSError."""
         ...
 
     def end(self, process: subprocess.Popen[bytes]) -> int:
-        """End it with all below it; its exit code."""
+        """Its exit code."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ThisMachine:
-    """Where a mode is set up on this machine.
-
-    Attributes:
-        name: of the campaign, for the names of temporary files.
-        marks: environment by which a later harness recognises the campaign's processes.
-        logs: folder for what is started; must not exist.
-    """
+    """Where a mode is set up on this machine."""
 
     name: str
+    """Of the campaign, for the names of temporary files."""
     processes: Processes
     marks: Mapping[str, str]
+    """Environment by which a later harness recognises the campaign's processes."""
     logs: Path
+    """Folder for what is started; must not exist."""
 
 
 class SharingSetup:
@@ -159,10 +156,7 @@ class SharingMode:
     ) -> SharingSetup:
         """Start what the mode needs on this machine; nothing is left running where that fails. Raises BackendError.
 
-        Args:
-            gpus: UUIDs of those that replicas take in turn; none: every one that is seen.
-            limits: of each replica.
-            replicas_per_gpu: how many share one.
+        ``gpus``: UUIDs of those that replicas take in turn; none: every one that is seen.
         """
         return SharingSetup()
 
@@ -236,17 +230,13 @@ class PodSharing(NamedTuple):
 
     def facts(self) -> dict[str, Any]:
         """For the manifest."""
-        told = {"claim": self.claim, "sharing_denied": list(self.denied)}
-        return {"sharing": self.mode, "gpu_slices": self.slices, **{key: value for key, value in told.items() if value}}
+        some = {"claim": self.claim, "sharing_denied": list(self.denied)}
+        return {"sharing": self.mode, "gpu_slices": self.slices, **{key: value for key, value in some.items() if value}}
 
 
 @dataclass(slots=True)
 class ClusterSharing(ABC):
-    """What brings the GPUs of a cluster under the mode of an experiment.
-
-    Attributes:
-        campaign_id: whose own pods and marks are in nobody's way.
-    """
+    """What brings the GPUs of a cluster under the mode of an experiment; ``campaign_id``: whose own pods are in nobody's way."""
 
     spec: KubernetesSpec
     campaign_id: str = ""

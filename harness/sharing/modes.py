@@ -1,12 +1,11 @@
 """The sharing modes, and the MPS daemon of our own on this machine.
 
-A process whose pipe directory has no MPS daemon runs beside MPS without a word, so the daemon's own list of clients is asked
-whether every replica is among them. On a cluster the device plugin gives each slice its part of a GPU, and a client may only
-lower its own.
+A process whose pipe directory has no MPS daemon runs beside MPS without a word, so the daemon's own list of clients is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shutil
@@ -225,10 +224,7 @@ class MpsSetup(SharingSetup):
 class MpsDaemon:
     """A running control daemon; its server starts with the first client. Raises BackendError when it does not start.
 
-    Args:
-        logs: folder for what daemon and server log; must not exist.
-        gpus: UUIDs of those that it serves; none: every one that it sees. A number would mean another GPU to the
-            clients of a daemon that serves only some.
+    ``gpus``: UUIDs of those that it serves, none: all; a number would mean another GPU to the clients of one that serves some.
     """
 
     def __init__(self, host: ThisMachine, logs: Path, gpus: Sequence[str]) -> None:
@@ -271,16 +267,11 @@ class MpsDaemon:
             if guard.poll() is not None:
                 problems.append(f"the MPS daemon ended by itself with {guard.returncode}; see {self._logs.name}/.")
             else:
-                self._quit()
+                with contextlib.suppress(BackendError):  # whoever does not listen is ended by the guard
+                    self._control(f"quit -t {QUIT_TIMEOUT_S:g}")
                 self._processes.end(guard)  # it ends the server, too
         shutil.rmtree(self._pipes, ignore_errors=True)
         return problems
-
-    def _quit(self) -> None:
-        try:
-            self._control(f"quit -t {QUIT_TIMEOUT_S:g}")
-        except BackendError:
-            return  # whoever does not listen is ended by the guard
 
     def _wait_until_it_answers(self, guard: subprocess.Popen[bytes]) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S

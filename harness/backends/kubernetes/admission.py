@@ -1,8 +1,6 @@
 """Preflight: would the API server let in what an experiment makes? One pod of each kind is tried in a dry run; many are counted.
 
-A dry run is answered by every admission of the cluster (quotas, limits, policies, webhooks, classes that are not there),
-with the pod as it would be, and stores nothing. What it cannot know is how many pods there will be: that is counted
-against the quotas here, by what the completed pod asks for.
+A dry run is answered by every admission of the cluster, and stores nothing; how many pods there will be is counted here.
 """
 
 from __future__ import annotations
@@ -119,11 +117,7 @@ def _stated(container: Object, kinds: tuple[str, ...]) -> Amounts:
 def try_pods(
     api: KubernetesApi, spec: KubernetesSpec, experiments: Sequence[Sequence[PodGroup]]
 ) -> tuple[list[list[PlannedPods]], list[Issue]]:
-    """What each experiment makes, with its pods as the API server would complete them, and whatever it refuses.
-
-    Raises:
-        ClusterError: the API server does not answer.
-    """
+    """What each experiment makes, with its pods as the API server would complete them, and whatever it refuses. Raises ClusterError."""
     tried: dict[str, tuple[Object | None, list[Issue]]] = {}
     planned: list[list[PlannedPods]] = []
     for groups in experiments:

@@ -89,12 +89,7 @@ class _Retries:
 
 
 class KubernetesApi:
-    """One API server; safe to use from several threads. Every call raises ClusterError, and BackendError once aborted.
-
-    Args:
-        spec: timeouts, namespace and credentials.
-        abort: when it is set, nothing is tried again; None: nobody aborts.
-    """
+    """One API server, for several threads. Every call raises ClusterError, and BackendError once ``abort`` is set."""
 
     def __init__(self, spec: KubernetesSpec, *, abort: threading.Event | None = None) -> None:
         self.namespace = spec.namespace
@@ -151,14 +146,7 @@ class KubernetesApi:
         return _parsed(self.exchange("POST", path, query={"dryRun": "All"} if dry_run else None, body=body))
 
     def make(self, path: str, body: Mapping[str, Any]) -> Object:
-        """A new object at its path, once what had its name and is being deleted is gone.
-
-        Applying would change what is going, and leave nothing once it is gone.
-
-        Raises:
-            ClusterError: refused; an object of this name has other labels, or does not go.
-            BackendError: aborted.
-        """
+        """A new object at its path, once what had its name is gone: applying would change what is going. Refuses that of others."""
         deadline_s = time.monotonic() + GOING_S
         what = f"{body['kind']} {body['metadata']['name']}"
         while True:
@@ -244,12 +232,7 @@ class KubernetesApi:
     def stream(
         self, path: str, query: Mapping[str, str], *, headers: Mapping[str, str] | None = None, silence_s: float
     ) -> Iterator[urllib3.BaseHTTPResponse]:
-        """One answer, to be read as it comes; tried once.
-
-        Raises:
-            ClusterError: refused.
-            urllib3.exceptions.HTTPError: not reached, cut off, or silent for ``silence_s`` seconds.
-        """
+        """One answer, to be read as it comes; tried once. Raises HTTPError of urllib3, too, e.g. after ``silence_s`` of silence."""
         send = functools.partial(self._send, "GET", path, query, headers or {}, None, silence_s, preload=False)
         answer = send()
         if answer.status == 401:
@@ -265,11 +248,7 @@ class KubernetesApi:
     def download(self, path: str, target: Path, *, patience_s: float, resume: bool = False) -> int:
         """Fetch a growing file that understands ranges, and return its bytes; a broken connection goes on where it ended.
 
-        Args:
-            path: of the file.
-            target: file to write.
-            patience_s: without any progress, after which it is given up.
-            resume: keep what is in ``target``, its beginning, and fetch the rest.
+        ``patience_s``: without any progress; ``resume``: keep what is in ``target``, its beginning.
         """
         retries = _Retries(patience_s, self.longest_pause_s)
         with target.open("ab" if resume else "wb") as file:

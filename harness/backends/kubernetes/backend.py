@@ -34,10 +34,7 @@ _LOAD_PATIENCE_S = 30.0
 class KubernetesBackend(Backend):
     """Starts one Deployment (or Job) per workload of an experiment, or per GPU where it shares several by claims.
 
-    Args:
-        campaign_id: labels every object of the campaign; clean-up is by this label alone.
-        workloads: of the campaign: whether files go into its pods.
-        connect: makes the API client, when it is first needed.
+    ``campaign_id`` labels every object of the campaign; clean-up is by this label alone.
     """
 
     name = "kubernetes"
@@ -115,7 +112,7 @@ class KubernetesBackend(Backend):
         sentences = monitoring.quiet_grafana(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort, notice)
         alone = experiment.model_copy(update={"replicas": 1})
-        deployment = self._deployment(self._measured(alone, folder), notice)
+        deployment = self._deployment(objects.measured_pods(alone, folder, self._spec, self._campaign_id), notice)
         self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
         load, remarks = None, list[str]()
         try:
@@ -153,7 +150,7 @@ class KubernetesBackend(Backend):
     ) -> KubernetesDeployment:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
         self._switch(experiment, abort, notice)
-        group = self._measured(experiment, folder)
+        group = objects.measured_pods(experiment, folder, self._spec, self._campaign_id)
         around = objects.neighbour_pods(group, self._spec, self._campaign_id)
         beside = {workload: self._deployment(pods, notice, neighbour=workload) for workload, pods in around.items()}
         by_node = not self._spec.gpus_per_replica or mode_of(experiment.sharing).each_its_own
@@ -164,9 +161,13 @@ class KubernetesBackend(Backend):
     def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadJob:
         """Start the pods that send. See Backend.load_pods."""
         part = objects.load_pods(experiment, folder, self._spec, self._campaign_id, plan=plan)
-        load = LoadJob(self.api, part, self._clock)
-        load.start(abort)
-        return load
+        pods = KubernetesDeployment(self.api, part, clock=self._clock)
+        try:
+            pods.start(abort)
+        except BaseException:
+            pods.stop(timeout_s=0)
+            raise
+        return LoadJob(self.api, pods)
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event, notice: Notify) -> None:
         if objects.placed(experiment, self._spec).device_plugin_configs is None:
@@ -174,9 +175,6 @@ class KubernetesBackend(Backend):
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
         self._sharing.switch(api, experiment, abort, notice)
-
-    def _measured(self, experiment: ExperimentSpec, folder: Path) -> PodGroup:
-        return objects.measured_pods(experiment, folder, self._spec, self._campaign_id)
 
     def _deployment(self, group: PodGroup, notice: Notify, **around: Any) -> KubernetesDeployment:
         how: dict[str, Any] = {"clock": self._clock, "record": self._record, "notice": notice, **around}
@@ -205,17 +203,8 @@ class KubernetesBackend(Backend):
 class LoadJob:
     """A Job with one pod for each shard of the load of scenario http, for nobody outside a cluster reaches a replica in it."""
 
-    def __init__(self, api: KubernetesApi, part: PodGroup, clock: Clock) -> None:
-        self._api, self._folder = api, part.folder
-        self._pods = KubernetesDeployment(api, part, clock=clock)
-
-    def start(self, abort: threading.Event) -> None:
-        """Return when every pod sends. Raises BackendError."""
-        try:
-            self._pods.start(abort)
-        except BaseException:
-            self._pods.stop(timeout_s=0)
-            raise
+    def __init__(self, api: KubernetesApi, pods: KubernetesDeployment) -> None:
+        self._api, self._pods = api, pods
 
     def stop(self) -> tuple[list[Path], Sequence[str]]:
         """End the load, then the pods: the logs of the shards, and a sentence for whatever did not end well."""
@@ -227,7 +216,7 @@ class LoadJob:
 
     def _end(self, shard: PodReplica) -> tuple[Path | None, str]:
         """Have one send no more, and fetch its log."""
-        log = self._folder / f"shard-{shard.index}.bin"
+        log = self._pods.group.folder / f"shard-{shard.index}.bin"
         patience_s = collect.QUICK_S if shard.pod in self._pods.over() else _LOAD_PATIENCE_S
         try:
             said = self._api.text(collect.proxy_path(shard, "finish"), patience_s=patience_s)

@@ -282,12 +282,8 @@ class PodLogTail:
     """Judges a recording by what its pods log while they serve: asks the judge about the rows whose requests are here.
 
     A round fetches what each replica has logged since the last one, and is begun when the judge would look: rounds are
-    as rare as its looks, and as long as there are replicas. It judges, a round late, what a local campaign would.
-
-    Args:
-        enough: the judge, who reads the logs in ``folder``, where they lie as a local replica's own do.
-        notice: told once why a round failed; the next row begins another.
-        dead: replicas that ended by themselves; what was fetched of them before counts.
+    as rare as its looks, and as long as there are replicas. It judges, a round late, what a local campaign would, by the logs
+    in ``folder``, where they lie as a local replica's own do. What was fetched of ``dead`` replicas before counts.
     """
 
     def __init__(

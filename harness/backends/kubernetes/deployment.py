@@ -48,11 +48,8 @@ SERVER_ADVICE = "Mend `server` as its last lines say; its command has to stay in
 class KubernetesDeployment(Deployment):
     """One attempt's Deployment or Job, or one for each GPU that is shared by claims, and the pods.
 
-    Args:
-        neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
-        beside: the neighbours of measured ones, by workload: begun, seen to share a GPU with them, and ended together.
-        by_node: sharing the node is all that there is to see, where replicas have no GPU, or one or an instance each.
-        notice: told what is waited for longer than usual: the devices of claims, a queue that admits the Job.
+    ``neighbour``: the workload of these pods, where they run beside measured ones; ``beside``: those of measured ones, begun and
+    ended together; ``by_node``: sharing the node is all that there is to see, where replicas have no GPU, or one or an instance each.
     """
 
     def __init__(
@@ -132,11 +129,7 @@ class KubernetesDeployment(Deployment):
     def start(self, abort: threading.Event) -> None:
         """Make everything and return when every replica has served, where it should be.
 
-        Raises:
-            ReplicaDiedError: one ended by itself.
-            AwayError, ImageError: a node does not get the image of a replica, now or at all.
-            BackendError: the cluster refuses or cannot place a replica, one did not serve in time or shares no GPU with a
-                neighbour, or ``abort`` was set.
+        Raises ReplicaDiedError; AwayError or ImageError where an image cannot be had now or at all; BackendError.
         """
         for part in self._all:
             part.make(abort)

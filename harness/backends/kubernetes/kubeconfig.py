@@ -28,11 +28,8 @@ _RENEWED_BY = {"exec", "auth-provider"}
 class ClusterConnection:
     """An API server and how to speak to it.
 
-    Attributes:
-        authorization: fresh headers for the next request; never shown.
-        verify: file of the authority to trust; True: the system's; False: the kubeconfig says not to check.
-        certificate: files of the client's certificate and key, if it has one.
-        token_ends_s: when the token ends that nothing renews by itself, seconds since the epoch; None: there is none such.
+    ``verify``: file of the authority to trust, or whether to check by the system's; ``certificate``: files of the client's and its key;
+    ``token_ends_s``: when the token ends that nothing renews by itself, seconds since the epoch; None: there is none such.
     """
 
     url: str
@@ -44,12 +41,7 @@ class ClusterConnection:
 
 
 def connect(spec: KubernetesSpec) -> ClusterConnection:
-    """Read the credentials; nothing is sent yet, unless a login program of the kubeconfig does so.
-
-    Raises:
-        ClusterError: no kubeconfig, no such context, a login program that fails, or credentials that cannot be read.
-        ModuleNotFoundError: the extra `kubernetes` is not installed.
-    """
+    """Read the credentials; nothing is sent yet, unless a login program does so. Raises ClusterError, and ModuleNotFoundError without the extra."""
     # The official client takes more than a second to import; who stays on this machine does not wait for it.
     from kubernetes import client, config
 

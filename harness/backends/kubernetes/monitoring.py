@@ -1,7 +1,6 @@
 """What watches a cluster: its Prometheus, from which replicas are recorded, that server's operator, and Grafana.
 
-Grafana is kept quiet while something is measured, since its queries load the very server that records. How many replicas it
-had is written onto its Deployment in the same request that takes them away, so that whoever comes next can give them back.
+Grafana is kept quiet meanwhile; how many replicas it had is written onto its Deployment, so that whoever comes next can give them back.
 """
 
 from __future__ import annotations
@@ -59,12 +58,7 @@ def direct(url: str, access: PrometheusAccess, login: Login | None = None) -> Pr
 
 
 def _login(api: KubernetesApi, spec: KubernetesSpec) -> Login | None:
-    """What the cluster's Secret gives; None where there is none of ours, or this account may not read it.
-
-    Raises:
-        ClusterError: the API server does not answer.
-        PrometheusError: the Secret that the campaign names is not there or is another.
-    """
+    """What the cluster's Secret gives; None where there is none of ours, or this account may not read it. Raises ClusterError, PrometheusError."""
     access = spec.prometheus_access
     if access.secret is None and spec.prometheus_url is not None:
         return None
@@ -129,12 +123,7 @@ def _token(access: PrometheusAccess) -> str | None:
 
 
 def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
-    """The server at ``prometheus_url`` or where the cluster's Secret says, else behind the API server at ``prometheus_service``.
-
-    Raises:
-        ClusterError: the API server does not answer.
-        PrometheusError: the Secret that the campaign names is not there or is another.
-    """
+    """The server at ``prometheus_url`` or where the cluster's Secret says, else behind the API server. Raises ClusterError, PrometheusError."""
     login = _login(api, spec)
     if url := spec.prometheus_url or (login.url if login else None):
         return direct(url, spec.prometheus_access, login)

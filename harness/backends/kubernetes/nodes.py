@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -167,10 +167,18 @@ def check_number(gpus: int, spec: KubernetesSpec, where: str) -> Iterator[Issue]
 
 
 def check_room(
-    nodes: Sequence[Object], pods: Sequence[Object], experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
+    nodes: Sequence[Object],
+    pods: Callable[[], Sequence[Object]],
+    experiments: Sequence[Sequence[PlannedPods]],
+    campaign_id: str,
 ) -> Iterator[Issue]:
-    """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more. ``nodes``: that are fit to take pods."""
-    has = dict(zip(map(name, nodes), rooms(nodes, pods, campaign_id), strict=True))
+    """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more.
+
+    ``nodes``: that are fit to take pods; ``pods`` of the cluster are asked for where any of the planned ones reserves something.
+    """
+    if not any(map(_kinds, experiments)):
+        return
+    has = dict(zip(map(name, nodes), rooms(nodes, pods(), campaign_id), strict=True))
     most: dict[_PodKind, list[PlannedPods]] = {}
     needed: Amounts = {}
     for planned in experiments:  # one at a time, so that the largest decides
@@ -194,11 +202,6 @@ def check_room(
                 f"of which others hold {_shown(key, held)}.",
                 away=total <= lent,
             )
-
-
-def reserve_compute(planned: Sequence[PlannedPods]) -> bool:
-    """Whether any of the pods asks for something that a node could lack."""
-    return bool(_kinds(planned))
 
 
 def _kinds(planned: Sequence[PlannedPods]) -> dict[_PodKind, list[PlannedPods]]:
@@ -255,10 +258,11 @@ def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> It
     without = lacking(nodes, spec, image)
     if without:
         ours = image == spec.image
+        why = f"{OF_THE_NODE} is no registry" if image.startswith(OF_THE_NODE) else "`image_pull_policy: Never`"
         yield Issue(
             IssueLevel.ERROR if len(without) == len(nodes) else IssueLevel.WARNING,
             IMAGE,
-            f"{image} is not listed by the kubelet of {', '.join(without)}, and it is not pulled: {_why_not_pulled(image)}.",
+            f"{image} is not listed by the kubelet of {', '.join(without)}, and it is not pulled: {why}.",
             "Build it there: playbooks/workloads.yml." if ours else "Load it there, e.g. with podman load.",
         )
 
@@ -269,10 +273,6 @@ def lacking(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> list[s
     if pulls or spec.image_pull_policy == "Always":
         return []
     return [name(node) for node in nodes if _lacks(node, image)]
-
-
-def _why_not_pulled(image: str) -> str:
-    return f"{OF_THE_NODE} is no registry" if image.startswith(OF_THE_NODE) else "`image_pull_policy: Never`"
 
 
 def _lacks(node: Object, image: str) -> bool:

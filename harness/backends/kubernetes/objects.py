@@ -64,10 +64,7 @@ class PodGroup:
 
     Attributes:
         experiment: what runs; of a neighbour, its workload and number.
-        folder: where what its pods write is brought to.
         name: unique among the attempts of all campaigns.
-        collection: path of the objects of its kind in its namespace.
-        labels: that every object of the attempt carries.
         routes: by which each of its pods hands out what it wrote, beside its status.
         beside: what its pods take from the API server: a claim of its own, files.
         claims: names of the claims, or of the template, that its pods name, by the GPU's number; empty: they have none.
@@ -135,13 +132,8 @@ def workload(
 ) -> PodGroup:
     """The pods that run an experiment's replicas, and what they need.
 
-    Several owners where replicas share several GPUs by claims, since all pods of one name the same.
-
-    Args:
-        experiment: what runs; of a neighbour, its workload and number.
-        folder: the attempt's; its name tells attempts of one experiment apart.
-        measured: beside which it runs, where it is a neighbour's.
-        position: how many replicas are dealt out to the GPUs before these.
+    Several owners where replicas share several GPUs by claims, since all pods of one name the same. ``measured``: beside which it
+    runs, where it is a neighbour's; ``position``: how many replicas are dealt out to the GPUs before these.
     """
     attempt = measured.name if measured else f"{campaign_id}/{experiment.experiment_id}/{folder.name}"
     name = _name(experiment, attempt)

@@ -55,13 +55,10 @@ _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError"})
 
 @dataclass(frozen=True, slots=True)
 class PodReplica:
-    """One replica that serves, and where.
+    """One replica that serves, and where; a pod of the same name with another ``uid`` is another replica.
 
-    Attributes:
-        uid: of the pod; a pod of the same name with another uid is another replica.
-        gpu_uuid: of the device it sees; empty on a CPU.
-        neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
-        facts: what the manifest keeps of it.
+    ``neighbour``: the workload that it runs beside the measured ones, where it is not one of them.
+    ``facts``: what the manifest keeps of it.
     """
 
     index: int
@@ -321,18 +318,14 @@ def _sentence(reason: object, message: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a rollout is: whether every replica serves, and there is none too many.
-
-    Attributes:
-        ended: a replica that ended by itself before all served, and how; None: none did.
-        stuck: why it cannot go on; None: it can.
-        hindrance: why no node takes a pod, or none can be made, for now; None: nothing of that kind.
-    """
+    """How far a rollout is: whether every replica serves, and there is none too many."""
 
     done: bool
     ended: tuple[Object, End] | None = None
+    """A replica that ended by itself before all served, and how."""
     stuck: Obstacle | None = None
     hindrance: Obstacle | None = None
+    """Why no node takes a pod, or none can be made, for now."""
     waiting: str = ""
 
 

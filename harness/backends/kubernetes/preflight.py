@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -107,9 +108,8 @@ class Preflight:
         issues = list(nodes.check_nodes(every_node, self.spec))
         if any(selected(node, self.spec) for node in usable):  # what those lend that take no pod is no issue
             issues += _tried("gpus", lambda: self.check_gpus(every_node, usable))
-            if any(map(nodes.reserve_compute, planned)):
-                room = lambda: nodes.check_room(usable, self.api.list(PODS), planned, self.campaign_id)  # noqa: E731
-                issues += _tried("room", room)
+            every_pod = functools.partial(self.api.list, PODS)
+            issues += _tried("room", lambda: nodes.check_room(usable, every_pod, planned, self.campaign_id))
         lost = nodes.lost(every_node, self.spec)
         for issue in issues:
             yield replace(issue, away=issue.away or (lost and issue.severity is IssueLevel.ERROR))

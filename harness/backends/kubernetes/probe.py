@@ -1,8 +1,6 @@
 """Does Prometheus see what the campaign is going to ask it, and often enough? Before anything starts, and of one replica that runs.
 
-Whatever can be wrong between a pod and its numbers shows here: labels, relabelling, an exporter that is not there, an interval
-that does not match. Nothing goes by the names of scrape jobs: which job brings a metric is asked of the samples themselves, so
-that it works with a Prometheus that is not ours.
+Nothing goes by the names of scrape jobs: which job brings a metric is asked of the samples, so that it works with any Prometheus.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Watches objects, and what ends the pods of replicas that serve, or their nodes: list once, then follow the changes.
 
-A watch ends when the server closes it, when the connection breaks or falls silent, and when the server has
-forgotten the version it should go on from (410). After the first three it goes on from the last version seen; after
-the last everything is listed anew and compared, so that what came and went in between is not lost.
+A watch that ends goes on from the last version seen; where the server has forgotten that (410), all is listed anew and compared.
 """
 
 from __future__ import annotations
@@ -231,13 +229,9 @@ class QueueWait:
 
 
 class PodMonitor:
-    """Reports deaths of the replicas of one deployment.
+    """Reports deaths of the replicas of one deployment, from a watching thread; ``watched`` follows their pods already.
 
-    Args:
-        watched: follows their pods already.
-        folder: the attempt's; the log of a dead replica is saved there at once, for its pod may go.
-        gpu_resource: that the replicas hold some of; empty: none.
-        on_death: called for each death, from a watching thread.
+    The log of a dead replica is saved at once, for its pod may go. ``gpu_resource``: that they hold some of; empty: none.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def pod(cpu, where="n1", *, status=None, campaign="", before=None, sidecar=False
 def found(nodes, pods=(), *, of=None, spec=HALF):
     groups = [objects.all_pods(one, spec, "mine") for one in of or [experiment(replicas=8)]]
     made = [[PlannedPods(one, one.body["spec"]["template"]) for one in each] for each in groups]
-    return list(check_room(nodes, pods, made, "mine"))
+    return list(check_room(nodes, lambda: pods, made, "mine"))
 
 
 def test_what_has_room_gets_no_remark():
