@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from harness.backends.kubernetes.objects import load_job, workload
+from harness.backends.kubernetes.objects import load_pods, workload
 from harness.spec.kubernetes import KubernetesSpec, WorkloadKind
 from harness.spec.sharing import Sharing
 from tests.support.experiments import experiment
@@ -125,8 +125,7 @@ def _replicas() -> Iterator[Object]:
             yield from (one.body for one in claimed.beside)
     stated = {"reserve": {"cpu": "500m"}, "limit": {"memory": "4Gi"}}
     yield workload(experiment(), Path("stated"), KubernetesSpec(**stated), "campaign-1").body
-    sends = KubernetesSpec(kind=WorkloadKind.JOB, gpus_per_replica=0, **stated)
-    yield load_job(experiment(), Path("load"), sends, "campaign-1", plan="{}").body
+    yield load_pods(experiment(), Path("load"), KubernetesSpec(**stated), "campaign-1", plan="{}").body
 
 
 def images_of_the_table() -> set[str]:

@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.backends.base import ReplicaDeath
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.objects import layer_in_pod, pods_path
-from harness.backends.kubernetes.pods import CONTAINER, SERVER, PodReplica
+from harness.backends.kubernetes.pods import CONTAINER, SERVER, End, PodReplica
 from harness.errors import BackendError, ClusterError, ReasonCode
 from harness.metrics.rows import Enough
 from harness.results import layout
@@ -200,6 +201,14 @@ def last_lines(api: KubernetesApi, pod: str, *, container: str = CONTAINER, prev
     except BackendError:
         return ()  # it is gone with its pod or its node: what is known is said without it
     return tuple(line.strip() for line in text.splitlines() if line.strip())[-LAST_LINES:]
+
+
+def death(
+    api: KubernetesApi, replica: int, pod: str, end: End, at_s: float, neighbour: str, *, previous: bool
+) -> ReplicaDeath:
+    """How a replica ended, with the last words of the container that ended; ``previous``: it was started again since."""
+    lines = last_lines(api, pod, container=end.container, previous=previous)
+    return ReplicaDeath(replica, at_s, end.exit_code, lines, end.reason, neighbour, end.container == SERVER)
 
 
 def log_file(folder: Path, replica: int, container: str) -> Path:

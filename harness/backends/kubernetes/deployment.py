@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.backends.base import Deployment, ReplicaDeath, start_advice
 from harness.backends.kubernetes import collect, monitoring, nodes, objects, pods
-from harness.backends.kubernetes.api import KubernetesApi, OwnedObject
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.collect import PodLogTail
 from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pods import PodReplica
@@ -231,27 +231,23 @@ class KubernetesDeployment(Deployment):
                 f"The API server at {self._api.url} has not answered for {away_s:.0f} s, while replicas were starting.",
                 advice="Is the cluster running? Raise `kubernetes.outage_s` where it may be away for longer.",
             )
-        owners = {name(owner): owner for owner in self._owners.objects}
-        return pods.together([self._look_at(made, owners) for made in self.group.owners])
-
-    def _look_at(self, made: OwnedObject, owners: Mapping[str, Object]) -> pods.Progress:
-        kind, owner = self.group.kind, name(made.body)
-        if owner not in owners:
-            return pods.Progress(False, waiting=f"the {kind} {owner} is not there")
-        its = [pod for pod in self._pods.objects if pods.gpu_of(pod) == pods.gpu_of(made.body)]
-        return pods.rollout({"kind": kind, **owners[owner]}, its, objects.count_of(made.body))
+        kind, owners = self.group.kind, {name(owner): owner for owner in self._owners.objects}
+        rollouts = []
+        for body in (made.body for made in self.group.owners):
+            if owner := owners.get(name(body)):
+                its = [pod for pod in self._pods.objects if pods.gpu_of(pod) == pods.gpu_of(body)]
+                rollouts.append(pods.rollout({"kind": kind, **owner}, its, objects.count_of(body)))
+            else:
+                rollouts.append(pods.Progress(False, waiting=f"the {kind} {name(body)} is not there"))
+        return pods.together(rollouts)
 
     def _died(self, pod: Object, end: pods.End) -> ReplicaDiedError:
         names = [name(other) for other in pods.in_order(self._pods.objects)]
         index = names.index(name(pod)) if name(pod) in names else 0
-        of_server, previous = end.container == pods.SERVER, pods.restarts(pod, end.container) > 0
-        lines = collect.last_lines(self._api, name(pod), container=end.container, previous=previous)
-        at_s = self._clock.now_s()
-        death = ReplicaDeath(index, at_s, end.exit_code, lines, end.reason, self._neighbour, of_server)
-        message = f"{death} (while starting; pod {name(pod)})."
-        return ReplicaDiedError(
-            message, advice=SERVER_ADVICE if of_server else start_advice(end.exit_code, "node"), code=death.code
-        )
+        again, at_s = pods.restarts(pod, end.container) > 0, self._clock.now_s()
+        death = collect.death(self._api, index, name(pod), end, at_s, self._neighbour, previous=again)
+        advice = SERVER_ADVICE if end.container == pods.SERVER else start_advice(end.exit_code, "node")
+        return ReplicaDiedError(f"{death} (while starting; pod {name(pod)}).", advice=advice, code=death.code)
 
     def _last_event(self) -> str:
         """What a controller or kubelet complained about last, where the status of the pods does not say it."""

@@ -190,30 +190,6 @@ def count_of(body: Mapping[str, Any]) -> int:
     return int(body["spec"]["parallelism" if body["kind"] == "Job" else "replicas"])
 
 
-def load_job(
-    experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
-) -> PodGroup:
-    """A Job with one pod for each shard of the load, away from the replicas where there is room."""
-    made = workload(experiment, folder.with_name(f"{folder.name}-load"), spec, campaign_id)
-    template = made.body["spec"]["template"]
-    template["metadata"]["labels"][LOAD_LABEL] = "true"
-    template["metadata"]["annotations"]["prometheus.io/scrape"] = "false"
-    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {CAMPAIGN_LABEL: campaign_id}}}
-    away = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
-    affinity = template["spec"].get("affinity") or {}
-    affinity.pop("podAffinity", None)
-    template["spec"]["affinity"] = {**affinity, "podAntiAffinity": away}
-    [container] = template["spec"]["containers"]
-    container["command"] = list(LOAD_COMMAND)
-    own = {"PORT", "REPLICA_DIR", "HOME", "USER", "LINGER_SECONDS", "REPLICA"}
-    settings = {"LOAD_PLAN": plan, "LOAD_SHARDS": str(experiment.replicas)}
-    container["env"] = [
-        *(variable for variable in container["env"] if variable["name"] in own),
-        *({"name": name, "value": value} for name, value in settings.items()),
-    ]
-    return replace(made, folder=folder, routes=())
-
-
 def _resources(spec: KubernetesSpec, server: ServerSpec | None, claim: dict[str, str] | None) -> dict[str, Any]:
     """Of each container by its name: what its node must have free, what it may use, and of the one that computes, the GPU."""
     gpu: dict[str, Any] = {}
@@ -386,12 +362,28 @@ def neighbour_pods(measured: PodGroup, spec: KubernetesSpec, campaign_id: str) -
 def load_pods(
     experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
 ) -> PodGroup:
-    """One pod for each shard of the load, without a GPU."""
+    """A Job with one pod for each shard of the load, without a GPU, away from the replicas where there is room."""
     own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
     shards = min(spec.load_generators, experiment.replicas)
-    changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
-    sending = experiment.model_copy(update=changes)
-    return load_job(sending, folder / "load", without_gpu(spec), campaign_id, plan=plan)
+    sending = experiment.model_copy(update={"replicas": shards, "workload": own, "condition": None, "mps": None})
+    made = workload(sending, folder.with_name(f"{folder.name}-load"), without_gpu(spec), campaign_id)
+    template = made.body["spec"]["template"]
+    template["metadata"]["labels"][LOAD_LABEL] = "true"
+    template["metadata"]["annotations"]["prometheus.io/scrape"] = "false"
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {CAMPAIGN_LABEL: campaign_id}}}
+    away = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    affinity = template["spec"].get("affinity") or {}
+    affinity.pop("podAffinity", None)
+    template["spec"]["affinity"] = {**affinity, "podAntiAffinity": away}
+    [container] = template["spec"]["containers"]
+    container["command"] = list(LOAD_COMMAND)
+    kept = {"PORT", "REPLICA_DIR", "HOME", "USER", "LINGER_SECONDS", "REPLICA"}
+    settings = {"LOAD_PLAN": plan, "LOAD_SHARDS": str(shards)}
+    container["env"] = [
+        *(variable for variable in container["env"] if variable["name"] in kept),
+        *({"name": name, "value": value} for name, value in settings.items()),
+    ]
+    return replace(made, folder=folder / "load", routes=())
 
 
 def all_pods(experiment: ExperimentSpec, spec: KubernetesSpec, campaign_id: str) -> list[PodGroup]:

@@ -412,10 +412,8 @@ class PodMonitor:
             if replica.index in self._dead or self._stopping:
                 return
             self._dead.add(replica.index)
-        container = end.container
-        lines = collect.last_lines(self._api, replica.pod, container=container, previous=previous)
-        collect.keep_log(self._api, replica.pod, self._folder, replica.index, container, restarted=previous)
-        at_s, of_server = self._clock.now_s(), container == SERVER
-        death = ReplicaDeath(replica.index, at_s, end.exit_code, lines, end.reason, replica.neighbour, of_server)
+        index, pod, at_s = replica.index, replica.pod, self._clock.now_s()
+        death = collect.death(self._api, index, pod, end, at_s, replica.neighbour, previous=previous)
+        collect.keep_log(self._api, pod, self._folder, index, end.container, restarted=previous)
         self.deaths.append(death)
         self._on_death(death)

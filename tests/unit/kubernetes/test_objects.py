@@ -8,7 +8,7 @@ import jinja2
 import pytest
 import yaml
 
-from harness.backends.kubernetes.objects import count_of, load_job, without_gpu, workload
+from harness.backends.kubernetes.objects import count_of, load_pods, without_gpu, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
@@ -230,7 +230,7 @@ def test_what_computes_and_what_asks_have_what_the_campaign_says_beside_the_gpu(
     beside = workload(experiment(), Path("noisy"), spec, "c0ffee", measured=measured)
     layer = LayerSpec(preload="/opt/lib/libhook.so", preload_image="registry.example/hook:1.2")
     layered = made(experiment(condition=ConditionSpec(name="hooked", layer=layer)), kind=kind, **FULL)
-    sending = load_job(experiment(), Path("one-1"), without_gpu(spec), "c0ffee", plan="{}")
+    sending = load_pods(experiment(), Path("one-1"), spec, "c0ffee", plan="{}")
 
     for one in (measured, beside, layered):
         assert container(one.body)["resources"] == with_gpu
@@ -347,8 +347,8 @@ def test_keys_are_named_and_never_held():
 
 @pytest.mark.parametrize("minor", MINORS)
 def test_the_pods_that_send_requests_have_no_gpu_and_stand_away_from_the_replicas(minor):
-    spec = KubernetesSpec(kind="job", gpus_per_replica=0, **FULL)
-    sending = load_job(experiment(replicas=2), Path("one-1"), spec, "c0ffee", plan='{"a": 1}')
+    spec = KubernetesSpec(load_generators=2, **FULL)
+    sending = load_pods(experiment(replicas=2), Path("one-1"), spec, "c0ffee", plan='{"a": 1}')
     template = sending.body["spec"]["template"]
 
     schemas.validate(sending.body, minor)
@@ -360,9 +360,7 @@ def test_the_pods_that_send_requests_have_no_gpu_and_stand_away_from_the_replica
     assert (told["LOAD_PLAN"], told["LOAD_SHARDS"]) == ('{"a": 1}', "2")
     assert {"REPLICA", "PORT", "REPLICA_DIR"} < set(told)
     assert "REPLICA_SPEC" not in told
-    assert "resources" not in container(
-        load_job(experiment(), Path("a"), without_gpu(KubernetesSpec()), "b", plan="").body
-    )
+    assert "resources" not in container(load_pods(experiment(), Path("a"), KubernetesSpec(), "b", plan="").body)
     assert set(template["spec"]["affinity"]) == {"nodeAffinity", "podAntiAffinity"}
 
 
