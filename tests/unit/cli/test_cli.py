@@ -296,3 +296,7 @@ def test_a_profile_on_a_cluster_needs_to_know_which(tmp_path):
     assert done.returncode == 2
     assert "the campaign file has no section `kubernetes`" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["local.yaml"]
+
+    file.write_text(file.read_text() + "backend: kubernetes\nkubernetes: {kubeconfig: absent.conf}\n")
+    done = harness("profile", "resnet50", "--kubernetes", str(file), "--capacity", "memory", cwd=tmp_path)
+    assert (done.returncode, "There is no kubeconfig at absent.conf" in done.stderr) == (3, True), done.stderr
