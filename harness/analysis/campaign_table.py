@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -52,6 +53,14 @@ def _about(name: str, kind: str, unit: str, description: str, value: str | Calla
     return ParquetColumn(name, kind, unit, description, lambda run: of_manifest(run.data.manifest))
 
 
+def _word(name: str, description: str, value: str | Callable[[Manifest], Any]) -> ParquetColumn:
+    return _about(name, "string", "", description, value)
+
+
+def _lowest_of_gpus(field: str, manifest: Manifest) -> float | None:
+    return _lowest(getattr(gpu, field) for gpu in manifest.gpus)
+
+
 def _lowest(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
@@ -64,23 +73,19 @@ def _share_percent(experiment: ExperimentSpec) -> float | None:
 
 
 _ABOUT = (
-    _about("campaign", "string", "", "Name of its folder.", "campaign"),
-    _about("experiment", "string", "", "Its id, and the name of its folder.", "experiment_id"),
-    _about("workload", "string", "", "Name of the workload.", "experiment.workload.name"),
+    _word("campaign", "Name of its folder.", "campaign"),
+    _word("experiment", "Its id, and the name of its folder.", "experiment_id"),
+    _word("workload", "Name of the workload.", "experiment.workload.name"),
     _about("replicas", "int64", "", "Replicas that ran at the same time.", "experiment.replicas"),
-    _about("sharing", "string", "", "Sharing mode.", "experiment.sharing.value"),
-    _about("condition", "string", "", "Empty where the campaign names none.", "experiment.condition_name"),
-    _about(
+    _word("sharing", "Sharing mode.", "experiment.sharing.value"),
+    _word("condition", "Empty where the campaign names none.", "experiment.condition_name"),
+    _word(
         "mps_limits",
-        "string",
-        "",
         "What MPS allows each replica: share of the multiprocessors, memory; empty where it sets no limit.",
         "experiment.cell.mps_limits",
     ),
-    _about(
+    _word(
         "time_slice",
-        "string",
-        "",
         "How long a process has the GPU under time-slicing before the next one; empty where the campaign does not say.",
         "experiment.cell.time_slice",
     ),
@@ -106,8 +111,8 @@ _ABOUT = (
         lambda made: _lowest(replica.get("gpu_slices") for replica in made.replicas),
     ),
     _about("repeat", "int64", "", "Which repeat, from 1.", "experiment.repeat"),
-    _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", "verdict.status.value"),
-    _about("verdict_reasons", "string", "", "Why it is not VALID.", lambda made: "; ".join(made.verdict.reasons)),
+    _word("verdict", "VALID, DEGRADED or INVALID.", "verdict.status.value"),
+    _word("verdict_reasons", "Why it is not VALID.", lambda made: "; ".join(made.verdict.reasons)),
     ParquetColumn("used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", attrgetter("used")),
     _about("recording_start", _TIME, "UTC", "First row of the recording.", lambda made: round(made.start_s * 1000)),
     ParquetColumn(
@@ -115,7 +120,7 @@ _ABOUT = (
     ),
     _about("batch_size", "int64", "", "Inputs in one request.", "experiment.workload.batch_size"),
     *(
-        _about(name, "string", "", description, MACHINE[key])
+        _word(name, description, MACHINE[key])
         for name, key, description in (
             ("gpu_models", "GPU", "GPUs that the replicas ran on; none on a CPU."),
             ("gpu_driver", "GPU driver", "Version of their driver."),
@@ -124,24 +129,16 @@ _ABOUT = (
         )
     ),
     _about(
-        "gpu_power_limit_watts",
-        "double",
-        "W",
-        "The lowest of those GPUs.",
-        lambda made: _lowest(gpu.power_limit_w for gpu in made.gpus),
+        "gpu_power_limit_watts", "double", "W", "The lowest of those GPUs.", partial(_lowest_of_gpus, "power_limit_w")
     ),
     _about(
-        "gpu_clock_max_mhz",
-        "double",
-        "MHz",
-        "The lowest of those GPUs.",
-        lambda made: _lowest(gpu.clock_sm_max_mhz for gpu in made.gpus),
+        "gpu_clock_max_mhz", "double", "MHz", "The lowest of those GPUs.", partial(_lowest_of_gpus, "clock_sm_max_mhz")
     ),
     _about("cpus", "int64", "", "CPUs that the harness may use.", "provenance.host.cpus"),
     _about("host_memory_bytes", "int64", "bytes", "Memory of the machine.", "provenance.host.memory_bytes"),
-    _about("kernel", "string", "", "Of the machine.", "provenance.host.kernel"),
-    _about("harness_version", "string", "", "Of this harness.", "provenance.software.harness"),
-    _about("git_commit", "string", "", "Of its checkout; null without one.", "provenance.software.git_commit"),
+    _word("kernel", "Of the machine.", "provenance.host.kernel"),
+    _word("harness_version", "Of this harness.", "provenance.software.harness"),
+    _word("git_commit", "Of its checkout; null without one.", "provenance.software.git_commit"),
 )
 
 COLUMNS: tuple[ParquetColumn, ...] = (
