@@ -18,7 +18,6 @@ from harness.analysis.client_result import read_scenarios
 from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.contrast import Contrasts
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import clipped, quantity, replicas_in_words, times, with_interval
 from harness.analysis.goodput import Best
 from harness.analysis.goodput import sentences as goodput_in_words
@@ -26,7 +25,7 @@ from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.questions.condition_overhead import Interference
 from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, Outcome
 from harness.errors import ResultsPathError, counted
 from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status

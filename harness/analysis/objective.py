@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.read import ClientRequests, times_ns
-from harness.analysis.statistics import percentile
+from harness.analysis.statistics import Outcome, percentile
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.requests import NS_PER_MS, NS_PER_S, Window, latency_ns

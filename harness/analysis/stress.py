@@ -14,13 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
 from harness.analysis.metrics.run import Run
 from harness.analysis.metrics.traced import memory_peak_percent
 from harness.analysis.objective import read_objective, unmet
 from harness.analysis.read import ExperimentData, NotMeasuredError
-from harness.analysis.statistics import Estimate, percentile, t_interval
+from harness.analysis.statistics import Estimate, Outcome, percentile, t_interval
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.errors import ReasonCode
 from harness.results.manifest import Status

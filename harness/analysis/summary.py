@@ -17,13 +17,12 @@ from typing import Any
 
 from harness.analysis.axes import families
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import with_interval
 from harness.analysis.goodput import bests
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, STREAM_HEADLINE
 from harness.analysis.pages.table import Column, Table
 from harness.analysis.questions.condition_overhead import Interference, Overhead, interference
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, Outcome
 from harness.errors import ResultsPathError, StorageError, printable
 from harness.results.files import storage_errors
 from harness.results.layout import CAMPAIGN_JSON, REPORT_SUMS, SUMMARY_CSV

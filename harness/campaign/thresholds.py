@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.analysis.contrasts.outcome import Outcome, keeps
+from harness.analysis.statistics import Outcome, keeps
 from harness.campaign.preflight import refuse_errors
 from harness.errors import (
     DegradedError,

@@ -207,8 +207,8 @@ def _run_again(source: CampaignSource, *, archive: Path, before: Sequence[Path],
 
 
 def _print_reproduction(result: Reproduction) -> None:
-    from harness.analysis.contrasts.outcome import Outcome
     from harness.analysis.format import replicas_in_words
+    from harness.analysis.statistics import Outcome
 
     output.sentences(f"differs here: {sentence}" for sentence in result.environment)
     if not result.environment:
@@ -229,7 +229,7 @@ def _print_reproduction(result: Reproduction) -> None:
 
 
 def _refuse_other_figures(result: Reproduction, archive: Path, again: Sequence[Path]) -> None:
-    from harness.analysis.contrasts.outcome import Outcome
+    from harness.analysis.statistics import Outcome
 
     different = ["/".join(map(str, filter(None, cell.key))) for cell in result.cells if cell.outcome is Outcome.DIFFERS]
     if different or not result.counted(Outcome.AGREES):

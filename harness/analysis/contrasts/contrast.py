@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, pooled_cell, shared
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.statistics import (
     SIGNIFICANCE,
     EffectSize,
     Estimate,
     LogRatio,
+    Outcome,
     effect_size,
     holm,
     paired,

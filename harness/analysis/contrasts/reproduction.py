@@ -13,11 +13,10 @@ from typing import Any
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, pooled_cell, shared
 from harness.analysis.comparability import environment
 from harness.analysis.contrasts.contrast import Contrasts
-from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.contrasts.outcome import within as judged
 from harness.analysis.format import DASH, in_one_unit, number, whole_interval
 from harness.analysis.metrics.catalogue import ALL
-from harness.analysis.statistics import Estimate, runs_needed
+from harness.analysis.statistics import Estimate, Outcome, runs_needed
+from harness.analysis.statistics import within as judged
 from harness.errors import UsageError
 from harness.spec import MOST_REPEATS
 

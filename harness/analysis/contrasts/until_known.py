@@ -20,9 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from harness.analysis.contrasts.outcome import Outcome, within
 from harness.analysis.format import number, whole_interval
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, ratio, student, t_interval
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, Outcome, ratio, student, t_interval, within
 from harness.spec import FIRST_LOOK, CellSpec, UntilKnown
 
 HOPELESS_FROM = 5

@@ -8,13 +8,12 @@ from functools import partial
 from harness.analysis.campaign import CampaignAnalysis, Cell, load_state
 from harness.analysis.comparability import places, spread
 from harness.analysis.contrasts.comparison import Comparison
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import DASH, TIMES, number, whole_interval, with_interval
 from harness.analysis.goodput import Best
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, STREAM_HEADLINE, exact_of
 from harness.analysis.pages.table import Column, Entry, Table, absent, figure_entry, ratio_entry
 from harness.analysis.questions.condition_overhead import JUDGED, OF_NEIGHBOURS, Interference, Overhead
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, Outcome
 from harness.errors import counted
 
 _FIRST = ("throughput", "speed_up", "latency_p50_exact", "latency_p99_exact", "fairness")

@@ -17,11 +17,10 @@ import pandas as pd
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun, measure, shared
 from harness.analysis.contrasts.comparison import CellKey
 from harness.analysis.contrasts.contrast import Contrast, Contrasts
-from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, ratio_interval, replicas_in_words, whole_interval
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.read import ExperimentData, NotMeasuredError
-from harness.analysis.statistics import Estimate, student, t_interval
+from harness.analysis.statistics import Estimate, Outcome, keeps, student, t_interval
 from harness.errors import ReasonCode
 from harness.metrics.rows import neighbour_of
 from harness.results.layout import metric_files, neighbour_folder

@@ -8,11 +8,10 @@ from itertools import product
 
 from harness.analysis.campaign import PACED, Cell
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
-from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, quantity, replicas_in_words, whole_interval
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, Outcome, keeps
 from harness.analysis.statistics.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.sharing.modes import mode_of
 

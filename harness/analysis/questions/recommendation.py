@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import TIMES, quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.questions.sharing_cost import cost_of
-from harness.analysis.statistics import t_interval
+from harness.analysis.statistics import Outcome, t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
 """Names of two goals, which a report takes alone."""

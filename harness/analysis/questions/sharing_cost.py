@@ -11,13 +11,12 @@ import numpy as np
 from harness.analysis.campaign import Cell, MeasuredRun, shared
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison, Tested
 from harness.analysis.contrasts.contrast import Value
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import number, quantity, ratio_interval, replicas_in_words, times, with_interval
 from harness.analysis.metrics.catalogue import ALL, STREAM_HEADLINE
 from harness.analysis.pages.curves import bars
 from harness.analysis.pages.table import Entry, Table, absent, figure_entry, ratio_entry
 from harness.analysis.questions.question import ColumnOf, ComparisonQuery, QuestionAnswer, cell_table, estimated
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, t_interval
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, Outcome, t_interval
 from harness.sharing.modes import mode_of
 
 _FAIR = 0.9

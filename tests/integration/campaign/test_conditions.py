@@ -5,8 +5,8 @@ import os
 import signal
 
 from harness.analysis.campaign import analyse
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.questions.condition_overhead import interference
+from harness.analysis.statistics import Outcome
 from harness.errors import ReasonCode
 from tests.support.campaigns import Campaign
 

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from harness.analysis.contrasts.outcome import Outcome
+from harness.analysis.statistics import Outcome
 from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign
 from tests.support import forked

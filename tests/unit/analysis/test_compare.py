@@ -8,9 +8,9 @@ import pytest
 from harness.analysis.campaign import analyse
 from harness.analysis.contrasts.comparison import By, CellKey, Comparison, gather, gathered
 from harness.analysis.contrasts.contrast import Contrast
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.narrative import answers
 from harness.analysis.report import report_of
+from harness.analysis.statistics import Outcome
 from harness.analysis.summary import headline
 from harness.campaign.publish import publish
 from harness.errors import ResultsPathError, UnlikeResultsError, UsageError

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.contrasts.comparison import Arm, By, CellKey, Comparison, gather, settings_of
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity
 from harness.analysis.questions.isolation import overheads
 from harness.analysis.questions.max_replicas import carried, memory_entry
@@ -18,7 +17,7 @@ from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer,
 from harness.analysis.questions.recommendation import choices, costs
 from harness.analysis.questions.sharing_cost import cost_of, gpu_hours_of, kwh_of, per_million, switching
 from harness.analysis.report import answer_all, mps_limits, write_comparison
-from harness.analysis.statistics import Estimate, t_interval
+from harness.analysis.statistics import Estimate, Outcome, t_interval
 from harness.errors import UsageError
 from harness.spec import ConditionSpec, MpsLimits, Sharing
 from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign

@@ -13,7 +13,6 @@ import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, analyse
 from harness.analysis.contrasts.comparison import Comparison, gather
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.pages.tables import overhead_table
 from harness.analysis.questions.condition_overhead import (
     Interference,
@@ -24,7 +23,7 @@ from harness.analysis.questions.condition_overhead import (
 )
 from harness.analysis.questions.isolation import IsolationChoice, isolated, isolation_choices, overheads
 from harness.analysis.report import write_report
-from harness.analysis.statistics import Estimate, paired
+from harness.analysis.statistics import Estimate, Outcome, paired
 from harness.errors import ReasonCode
 from harness.metrics.rows import MetricRow, series_name
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder

@@ -13,11 +13,10 @@ import pytest
 from harness.analysis.campaign import CampaignAnalysis, analyse
 from harness.analysis.contrasts.comparison import By, Comparison, gather
 from harness.analysis.contrasts.contrast import COMPARED, Contrast, Contrasts
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.pages.tables import table_of_tests
 from harness.analysis.questions import recommendation
 from harness.analysis.questions.question import ComparisonQuery
-from harness.analysis.statistics import SIGNIFICANCE
+from harness.analysis.statistics import SIGNIFICANCE, Outcome
 from harness.cli.results import _line
 from harness.results.published import opened
 

@@ -15,7 +15,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.analysis.campaign import analyse
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.contrasts.reproduction import (
     COMPARED,
     Reproduction,
@@ -23,6 +22,7 @@ from harness.analysis.contrasts.reproduction import (
     reproduction,
     together,
 )
+from harness.analysis.statistics import Outcome
 from harness.campaign.folder import open_folder
 from harness.campaign.planners import published_source, with_more_repeats
 from harness.campaign.publish import publish

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from harness.analysis import goodput
-from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.pages.tables import goodput_table
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, Outcome
 from harness.analysis.stress import FailureMode, Grade, LoadPoint, LoadRun, ServedLoad, StressSeries, search, series_of
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
