@@ -78,11 +78,8 @@ def sync_folder(folder: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make the content of ``path`` survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -98,12 +95,8 @@ def atomic_write(path: Path, data: bytes | str, *, replace: bool = False) -> Non
     Raises ConflictError where it exists and ``replace`` is not set, StorageError; an old file stays as it was.
     """
     with whole_file(path, replace=replace) as temporary:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            write_all(descriptor, data.encode() if isinstance(data, str) else data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        temporary.write_bytes(data.encode() if isinstance(data, str) else data)
+        sync_file(temporary)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -32,40 +33,25 @@ _GIT_TIMEOUT_S = 5
 def collect() -> Provenance:
     """Host, GPUs and software of this process. What cannot be read is None, with no exception."""
     gpus, why_none = gpu_descriptions()
-    return Provenance(
-        host=_host(),
-        gpus=[Gpu(**gpu) for gpu in gpus],
-        gpus_absent=why_none,
-        software=_software(),
-    )
+    return Provenance(host=_host(), gpus=[Gpu(**gpu) for gpu in gpus], gpus_absent=why_none, software=_software())
 
 
 def _host() -> Host:
-    seen = describe_host()
+    seen, system, product = describe_host(), platform.system(), None
+    with contextlib.suppress(OSError):
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", system)
+    with contextlib.suppress(OSError):
+        product = Path("/sys/class/dmi/id/product_name").read_text(encoding="utf-8", errors="replace").strip() or None
     return Host.model_validate(
         {
             **seen,
             "hostname": socket.gethostname(),
-            "os": _os_name(),
+            "os": system,
             "cpu_model": seen["cpu_model"] or "unknown",
             "cpus": len(os.sched_getaffinity(0)),
-            "virtualization": _text("/sys/class/dmi/id/product_name"),
+            "virtualization": product,
         }
     )
-
-
-def _os_name() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
-    except OSError:
-        return platform.system()
-
-
-def _text(path: str) -> str | None:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip() or None
-    except OSError:
-        return None
 
 
 def _software() -> Software:

@@ -25,6 +25,7 @@ from harness.results.files import (
     storage_errors,
     sync_file,
     sync_folder,
+    whole_file,
     write_all,
 )
 from harness.results.layout import (
@@ -41,7 +42,6 @@ from harness.results.layout import (
 from harness.results.manifest import FileEntry, Manifest
 from harness.results.tables import Grid, fill_absent, write_samples, write_wide
 
-_TEMPORARY = ".tmp"
 _LEAST_PLAIN, _LEAST_EXPONENT = 1e-4, 1e16
 """Between these, ``repr`` writes no exponent."""
 
@@ -216,18 +216,17 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
         for metric in spec.metrics
     }
     with storage_errors(attempt):
-        for path in attempt.rglob(f"*{_TEMPORARY}"):
+        for path in attempt.rglob("*.tmp"):
             path.unlink()
     absent_series = {name: metric.level.absent_series for name, metric in CATALOGUE.items()}
     units = {name: metric.unit for name, metric in CATALOGUE.items()}
     fill_absent(paths, grid, manifest.absent_metrics, absent_series)
     rows = _make_tables_of_requests(attempt)
     with storage_errors(attempt):
-        wide, samples = attempt / (WIDE + _TEMPORARY), attempt / (SAMPLES + _TEMPORARY)
-        rows[WIDE] = write_wide(attempt, wide, grid, manifest.provenance.host.cpus)
-        wide.replace(attempt / WIDE)
-        rows[SAMPLES] = write_samples(attempt, samples, units)
-        samples.replace(attempt / SAMPLES)
+        with whole_file(attempt / WIDE, replace=True) as wide:
+            rows[WIDE] = write_wide(attempt, wide, grid, manifest.provenance.host.cpus)
+        with whole_file(attempt / SAMPLES, replace=True) as samples:
+            rows[SAMPLES] = write_samples(attempt, samples, units)
         sealed = manifest.model_copy(update={"files": _entries(attempt, rows)}).sealed()
         atomic_write(attempt / MANIFEST, sealed.to_json(), replace=True)
         _sync_tree(attempt)
@@ -242,9 +241,8 @@ def _make_tables_of_requests(attempt: Path) -> dict[str, int]:
         with storage_errors(folder):
             target, logs = folder / REQUESTS, requests.logs_of(folder)
             if logs and not target.is_file():
-                temporary = target.with_name(target.name + _TEMPORARY)
-                requests.write(folder, temporary)
-                temporary.replace(target)
+                with whole_file(target) as temporary:
+                    requests.write(folder, temporary)
             for log in logs:
                 log.unlink()
             if target.is_file():
@@ -277,8 +275,6 @@ def _publish(attempt: Path, final: Path) -> None:
         os.rename(attempt, final)  # noqa: PTH104 - fails on a folder that is not empty; Path.replace says it would not
         sync_folder(final.parent)
         sync_folder(attempt.parent)
-    except FileExistsError as error:
-        raise _taken(final) from error
     except OSError as error:
         if final.exists() and attempt.exists():
             raise _taken(final) from error

@@ -43,8 +43,8 @@
     }
 
     function words({panel, series, i, x, y}) {
-      const what = panel.yName || panel.title, lines = [];
-      const head = [names.get("s" + series.s), panel.yName && panel.title].filter(Boolean).join(", ");
+      const what = panel.title, lines = [];
+      const head = names.get("s" + series.s);
       if (head) lines.push(head + (series.run ? ", one run" : ""));
       else if (series.run) lines.push("one run");
       if (series.of) lines.push(`${series.of[i]}: ${said(series.worth[i])} (${panel.xName || what})`);

@@ -80,6 +80,11 @@ class PlotSeries:
     starts: Sequence[float] = ()
     labels: Sequence[str] = ()
 
+    @property
+    def begins(self) -> Sequence[float]:
+        """Where each bar begins: at 0, unless it says where."""
+        return self.starts or [0.0] * len(self.x)
+
 
 @dataclass(frozen=True, slots=True)
 class ReferenceLine:
@@ -310,7 +315,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     for series in panel.series:
         colour = _colour(series.colour)
         if series.labels:
-            starts = list(series.starts) or [0.0] * len(series.x)
+            starts = list(series.begins)
             widths = [end - start for start, end in zip(starts, series.x, strict=True)]
             axes.barh(list(series.y), widths, left=starts, color=colour, height=0.6, label=series.name or None)
             continue

@@ -164,19 +164,14 @@ def _line_class(drawn: PlotSeries | ReferenceLine) -> str:
 
 def _drawn(box: _Box, classes: dict[str, str]) -> str:
     panel = box.panel
-    parts = [f'<text class="t" x="{box.left:g}" y="11">{escape(panel.title)}</text>']
+    parts = [_text("t", box.left, 11, [panel.title])]
     if panel.note:
-        parts.append(f'<text class="tk so en" x="{box.right:g}" y="11">{escape(panel.note)}</text>')
+        parts.append(_text("tk so en", box.right, 11, [panel.note]))
     if panel.absent:
-        middle, lines = (box.top + box.bottom) / 2, textwrap.wrap(f"not measured: {panel.absent}", _WRAPPED)[:6]
-        parts.append(
-            f'<rect class="no" x="{box.left:.1f}" y="{box.top:g}" width="{box.right - box.left:.1f}" height="{box.bottom - box.top:.1f}"/>'
-        )
-        for index, line in enumerate(lines):
-            y = middle + 11 * (index - (len(lines) - 1) / 2)
-            parts.append(
-                f'<text class="tk so mi" x="{(box.left + box.right) / 2:.1f}" y="{y:.1f}">{escape(line)}</text>'
-            )
+        width, height = box.right - box.left, box.bottom - box.top
+        lines = textwrap.wrap(f"not measured: {panel.absent}", _WRAPPED)[:6]
+        parts.append(f'<rect class="no" x="{box.left:.1f}" y="{box.top:g}" width="{width:.1f}" height="{height:.1f}"/>')
+        parts.append(_text("tk so mi", box.left + width / 2, box.top + height / 2, lines, 11))
         return "".join(parts)
     parts += _axes(box)
     for rule in panel.rules:
@@ -194,6 +189,15 @@ def _drawn(box: _Box, classes: dict[str, str]) -> str:
     return "".join(parts)
 
 
+def _text(style: str, x: float, y: float, lines: Sequence[str], step: float = 0) -> str:
+    """Lines below each other, around ``y``."""
+    first = y - step * (len(lines) - 1) / 2
+    return "".join(
+        f'<text class="{style}" x="{x:.1f}" y="{first + step * index:.1f}">{escape(line)}</text>'
+        for index, line in enumerate(lines)
+    )
+
+
 def _axes(box: _Box) -> Iterator[str]:
     panel = box.panel
     yield f'<path class="gr" d="{"".join(f"M{box.x(tick):.1f} {box.top:g}V{box.bottom:g}" for tick in panel.x_marks())}"/>'
@@ -203,13 +207,10 @@ def _axes(box: _Box) -> Iterator[str]:
         x, half = box.x(tick), _LETTER * len(label) / 2
         if x - half > last:
             last = x + half
-            yield f'<text class="tk mi" x="{x:.1f}" y="{box.bottom + 11:.1f}">{label}</text>'
+            yield _text("tk mi", x, box.bottom + 11, [label])
     if panel.bars:
         for place, label in enumerate(panel.bars):
-            lines = _folded(label)
-            for index, line in enumerate(lines):
-                y = box.y(place) + 3 + 9 * (index - (len(lines) - 1) / 2)
-                yield f'<text class="tk en" x="{box.left - _TICK_GAP:.1f}" y="{y:.1f}">{escape(line)}</text>'
+            yield _text("tk en", box.left - _TICK_GAP, box.y(place) + 3, _folded(label), 9)
     else:
         yield f'<path class="gr" d="{"".join(f"M{box.left:.1f} {box.y(tick):.1f}H{box.right:.1f}" for tick in panel.y_marks())}"/>'
         last = math.inf
@@ -217,12 +218,12 @@ def _axes(box: _Box) -> Iterator[str]:
             y = box.y(tick)
             if last - y > 10:
                 last = y
-                yield f'<text class="tk en" x="{box.left - _TICK_GAP:.1f}" y="{y + 3:.1f}">{tick_text(tick)}</text>'
+                yield _text("tk en", box.left - _TICK_GAP, y + 3, [tick_text(tick)])
     yield f'<path class="ax" d="M{box.left:.1f} {box.top:g}V{box.bottom:g}H{box.right:.1f}"/>'
     if panel.x_label:
         # Under the middle of the axis, unless it is longer: letters are larger on a phone.
         middle = min((box.left + box.right) / 2, box.right + _RIGHT - 0.58 * _LETTER * len(panel.x_label))
-        yield f'<text class="tk mi" x="{middle:.1f}" y="{box.bottom + 24:.1f}">{escape(panel.x_label)}</text>'
+        yield _text("tk mi", middle, box.bottom + 24, [panel.x_label])
 
 
 def _series(series: PlotSeries, box: _Box) -> Iterator[str]:
@@ -271,8 +272,7 @@ def _intervals(series: PlotSeries, box: _Box) -> Iterator[str]:
 
 def _bars(series: PlotSeries, box: _Box) -> Iterator[str]:
     half = 0.3 * abs(box.y(1) - box.y(0))
-    starts = series.starts or [0.0] * len(series.x)
-    for start, end, place in zip(starts, series.x, series.y, strict=True):
+    for start, end, place in zip(series.begins, series.x, series.y, strict=True):
         left, right = sorted((box.x(start), box.x(end)))
         yield f'<rect class="br" x="{left:.1f}" y="{box.y(place) - half:.1f}" width="{right - left:.1f}" height="{2 * half:.1f}"/>'
     if series.low:
@@ -319,7 +319,6 @@ def _data(box: _Box, classes: dict[str, str]) -> dict[str, Any]:
         "y": [*panel.y_axis(), *box.upright, int(panel.logarithmic)],
         "title": panel.title,
         "xName": panel.x_label,
-        "yName": "",
         "series": [_values(series) | {"s": int(classes[series.name][1:])} for series in shown],
     }
 
@@ -327,8 +326,7 @@ def _data(box: _Box, classes: dict[str, str]) -> dict[str, Any]:
 def _values(series: PlotSeries) -> dict[str, Any]:
     values: dict[str, Any] = {"x": _plain(series.x), "y": _plain(series.y)}
     if series.labels:
-        starts = series.starts or [0.0] * len(series.x)
-        widths = [end - start for start, end in zip(starts, series.x, strict=True)]
+        widths = [end - start for start, end in zip(series.begins, series.x, strict=True)]
         values |= {"worth": _plain(widths), "of": list(series.labels)}
     if series.low:
         values |= {"low": _plain(series.low), "high": _plain(series.high)}

@@ -34,14 +34,14 @@ class Carried:
 
     @property
     def in_words(self) -> str:
-        """``3 measured, 5 by the law, broken at 8; undecided at 6: repeat``."""
-        parts = [f"{self.most} measured"]
+        """``kept up to 3 replicas, 5 by the law, broken at 8; undecided at 6: repeat``."""
+        parts = [f"kept up to {replicas_in_words(self.most)}" if self.most else "kept by none"]
         if self.by_law is not None and self.by_law != self.most:
             parts.append(f"{self.by_law} by the law")
         if self.breaks is not None:
             parts.append(f"broken at {self.breaks}")
         undecided = ", ".join(map(str, self.undecided))
-        return ", ".join(parts) + (f"; undecided at {undecided}: Repeat" if undecided else "")
+        return ", ".join(parts) + (f"; undecided at {undecided}: repeat" if undecided else "")
 
 
 def carried(arm: Arm, workload: str, limit_s: float) -> Carried:

@@ -134,7 +134,7 @@ def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: C
 def test_one_repeat_decides_nothing(half_idle: Comparison) -> None:
     held = carried(half_idle.arms[0], "resnet50", 1.0)
     assert (held.most, held.breaks, held.undecided) == (0, None, [1, 3])
-    assert "Repeat" in " ".join(answered(half_idle, ComparisonQuery(latency_limit_s=1.0))["carrying"].sentences)
+    assert "repeat" in " ".join(answered(half_idle, ComparisonQuery(latency_limit_s=1.0))["carrying"].sentences)
 
 
 def test_switching_is_the_time_that_a_request_takes_more(pool: Comparison) -> None:
