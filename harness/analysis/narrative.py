@@ -136,55 +136,43 @@ def answers(analysis: CampaignAnalysis) -> list[str]:
         if "throughput" in cell.estimates:
             groups.setdefault(cell.key.curve, []).append(cell)
     several, contrasts = len({cell.mode for cell in analysis.cells}) > 1, Contrasts([analysis])
-    return [
-        _answer(contrasts, _label(cells[0], several_modes=several), sorted(cells, key=lambda cell: cell.replicas))
-        for cells in groups.values()
-    ]
+    sentences = []
+    for cells in groups.values():
+        mode = f" under {cells[0].mode}" if several else ""
+        condition = f" ({cells[0].condition})" if cells[0].condition else ""
+        scaled = sorted(cells, key=lambda cell: cell.replicas)
+        sentences.append(f"{cells[0].workload}{mode}{condition}: {_answer(scaled)}{_saturation(contrasts, scaled)}")
+    return sentences
 
 
-def _label(cell: Cell, *, several_modes: bool) -> str:
-    mode = f" under {cell.mode}" if several_modes else ""
-    condition = f" ({cell.condition})" if cell.condition else ""
-    return f"{cell.workload}{mode}{condition}"
-
-
-def _answer(contrasts: Contrasts, label: str, cells: Sequence[Cell]) -> str:
+def _answer(cells: Sequence[Cell]) -> str:
+    """What most replicas serve together, against one."""
     first, last = cells[0], cells[-1]
     rate = with_interval(last.estimates["throughput"], "requests/s")
-    parts = [
-        f"{label}: {replicas_in_words(last.replicas)}{_idle(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"
-    ]
+    idle = max((run.replica_throughput.count(0.0) for run in last.used), default=0)
+    serve = f"{f', of which {idle} served nothing,' if idle else ''} {'serves' if last.replicas == 1 else 'serve'}"
+    parts = [f"{replicas_in_words(last.replicas)}{serve} {rate}"]
     if last is not first and last.speed_up and last.efficiency:
-        parts.append(
-            f"{times(last.speed_up, '95 % interval ')} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
-        )
-    p99 = last.estimates.get("latency_p99_exact")
-    alone = first.estimates.get("latency_p99_exact")
+        gain, each_percent = times(last.speed_up, "95 % interval "), 100 * last.efficiency.mean
+        parts.append(f"{gain} what one does, so each works at {each_percent:.0f} % of its speed alone")
+    p99, alone = (cell.estimates.get("latency_p99_exact") for cell in (last, first))
     if p99 and alone and last is not first:
         parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
     elif p99:
         parts.append(f"p99 latency is {quantity(p99.mean, 's')}")
-    return "; ".join(parts) + "." + ("" if last.paced else _saturation(contrasts, cells))
+    return f"{'; '.join(parts)}."
 
 
 def _saturation(contrasts: Contrasts, cells: Sequence[Cell]) -> str:
-    """What the last step up in replicas brought."""
-    if len(cells) < 3:
-        return ""
-    before, last = cells[-2], cells[-1]
-    contrast = contrasts.of(before, last, "throughput")
-    if contrast is None:
+    """What the last step up in replicas brought, where the rate was not set."""
+    before, last = cells[-2:] if len(cells) > 2 else (None, cells[-1])
+    contrast = None if before is None or last.paced else contrasts.of(before, last, "throughput")
+    if before is None or contrast is None:
         return ""
     outcome = contrast.sentence
     if contrast.outcome is Outcome.UNKNOWN:
         outcome = f"{100 * (contrast.ratio.mean - 1):+.1f} % (too few runs to call it significant)"
     return f" From {before.replicas} to {last.replicas} replicas, throughput: {outcome}."
-
-
-def _idle(cell: Cell) -> str:
-    """Of a cell, how many of its replicas served nothing in some run."""
-    idle = max((run.replica_throughput.count(0.0) for run in cell.used), default=0)
-    return f", of which {idle} served nothing," if idle else ""
 
 
 class Weakness(NamedTuple):

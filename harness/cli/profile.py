@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,7 +121,7 @@ def probe(
 
     Each process runs one kernel that reads the GPU's clock without pause, and sees the times in which it was taken off.
     """
-    from harness.analysis.questions.time_slices import as_document, rows, sentence, time_slices
+    from harness.analysis.questions.time_slices import rows, sentence, time_slices
     from harness.campaign.probe import gpu_to_probe
     from harness.campaign.probe import probe as measure
     from harness.sharing.modes import ANYWHERE
@@ -134,7 +135,7 @@ def probe(
     measured = time_slices(measure(gpu, mode, processes=processes, seconds=seconds, repeats=repeats, say=output.note))
     if json:
         settings = {"gpu": gpu.name, "sharing": mode.value, "processes": processes}
-        output.document({**settings, "seconds": seconds, "repeats": repeats, **as_document(measured)})
+        output.document({**settings, "seconds": seconds, "repeats": repeats, **asdict(measured)})
         return
     output.sentence(sentence(measured, processes))
     output.result()

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from harness.metrics.prometheus.series import natural
 from harness.metrics.prometheus.telemetry import collect_telemetry
 from harness.metrics.promql import Dialect, PrometheusSource, ReplicaGroup, cluster, local
 from harness.results.files import atomic_write, read_object, storage_errors, sync_folder
-from harness.results.layout import PROMETHEUS, TELEMETRY
+from harness.results.layout import PROMETHEUS, TELEMETRY, from_iso
 from harness.results.manifest import read_manifest
 from harness.results.writers import ExperimentWriter
 
@@ -81,7 +80,11 @@ def export_folder(
             f"and an export at most {MAX_STEPS:,} of them.",
             advice="Choose a longer step, or a shorter duration.",
         )
-    start_s = math.floor(_start_s(start) / step_s) * step_s
+    try:
+        start_s = math.floor(from_iso(start) / step_s) * step_s
+    except ValueError as error:
+        advice = "Write it as 2026-01-31T12:00:00Z, or with an offset such as +01:00."
+        raise UsageError(f"{start!r} is not an ISO-8601 time with a time zone.", advice=advice) from error
     steps = duration_s / step_s
     if not math.isclose(steps, round(steps), abs_tol=1e-6):
         raise UsageError(
@@ -219,18 +222,6 @@ def dialect_of(namespace: str | None, pods: str, job: str | None, by: str) -> Di
         "the export needs either a namespace (pods of a cluster) or a job (replicas without one).",
         advice="Give --namespace NAMESPACE --pods REGEX, or --job JOB.",
     )
-
-
-def _start_s(text: str) -> float:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not an ISO-8601 time.", advice="E.g. 2026-01-31T12:00:00Z") from error
-    if moment.tzinfo is None:
-        raise UsageError(
-            f"{text!r} has no time zone, so it names no moment.", advice="Add Z for UTC, or an offset such as +01:00."
-        )
-    return moment.timestamp()
 
 
 def _replicas(server: PrometheusServer, dialect: Dialect, start_s: float, duration_s: float) -> list[str]:

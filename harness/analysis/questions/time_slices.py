@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
@@ -85,12 +85,10 @@ class TimeSlices:
 
 def time_slices(repeats: Sequence[Turns]) -> TimeSlices:
     """What the repeats say together; there must be one at least."""
-    slices, switches = [turn.slice_s for turn in repeats], [turn.switch_s for turn in repeats]
+    switches = [turn.switch_s for turn in repeats]
     return TimeSlices(
-        slice_s=_medians(slices),
-        slice_s_range=_range(slices),
-        switch_s=_medians(switches),
-        switch_s_range=_range(switches),
+        *_spread([turn.slice_s for turn in repeats]),
+        *_spread(switches),
         switches=sum(map(len, switches)),
         switching_percent=t_interval([100 * turn.switching_share for turn in repeats]),
         together_percent=t_interval([100 * turn.together_share for turn in repeats]),
@@ -111,33 +109,24 @@ def sentence(seen: TimeSlices, processes: int) -> str:
 
 def rows(seen: TimeSlices) -> list[tuple[str, str, str]]:
     """A table of the figures: name, value with its interval between repeats, range of the single turns."""
-    medians = (("turn", seen.slice_s, seen.slice_s_range), ("switch", seen.switch_s, seen.switch_s_range))
+    lines = []
+    for name, median, ends in (
+        ("turn", seen.slice_s, seen.slice_s_range),
+        ("switch", seen.switch_s, seen.switch_s_range),
+    ):
+        span = " to ".join(quantity(end, "s") for end in ends) if ends else DASH
+        lines.append((name, with_interval(median, "s") if median else DASH, span))
     return [
-        *((name, with_interval(median, "s") if median else DASH, _span(ends)) for name, median, ends in medians),
+        *lines,
         ("time of the GPU that nobody has", with_interval(seen.switching_percent, "%"), DASH),
         ("time in which two or more run", with_interval(seen.together_percent, "%"), DASH),
     ]
 
 
-def _span(ends: tuple[float, float] | None) -> str:
-    return " to ".join(quantity(end, "s") for end in ends) if ends else DASH
-
-
-def as_document(seen: TimeSlices) -> dict[str, object]:
-    """The same for programs: of an estimate its mean, the ends of its interval and its number of repeats."""
-    return {
-        field.name: {name: getattr(value, name) for name in ("mean", "low", "high", "n")}
-        if isinstance(value := getattr(seen, field.name), Estimate)
-        else value
-        for field in fields(seen)
-    }
-
-
-def _medians(repeats: Sequence[Sequence[float]]) -> Estimate | None:
-    medians = [float(np.median(values)) for values in repeats if values]
-    return t_interval(medians) if medians else None
-
-
-def _range(repeats: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+def _spread(repeats: Sequence[Sequence[float]]) -> tuple[Estimate | None, tuple[float, float] | None]:
+    """The median of each repeat, and the 5th and 95th percentile of all."""
     values = list(chain.from_iterable(repeats))
-    return (float(np.percentile(values, 5)), float(np.percentile(values, 95))) if values else None
+    if not values:
+        return None, None
+    medians = t_interval([float(np.median(repeat)) for repeat in repeats if repeat])
+    return medians, (float(np.percentile(values, 5)), float(np.percentile(values, 95)))

@@ -70,7 +70,7 @@ def test_what_exists_is_not_overwritten(asked):
         (["--job", "known", "--namespace", "both"], 2, "either a namespace"),
         (["--job", "nobody"], 9, "holds no series"),
         (["--job", "known", "--start", "yesterday"], 2, "is not an ISO-8601 time"),
-        (["--job", "known", "--start", "2026-01-01T00:00:00"], 2, "has no time zone"),
+        (["--job", "known", "--start", "2026-01-01T00:00:00"], 2, "with a time zone"),
         (["--job", "known", "--duration-s", "61"], 2, "does not divide"),
         (["--job", "known", "--metric", "total_cuont"], 2, "Did you mean total_count"),
         (["--job", "known", "--prometheus", f"http://127.0.0.1:{free_port()}"], 9, "127.0.0.1"),

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.analysis.questions.time_slices import as_document, rows, sentence, time_slices, turns
+from harness.analysis.questions.time_slices import rows, sentence, time_slices, turns
 
 MS = 1_000_000
 US = 1_000
@@ -75,4 +75,4 @@ def test_repeats_give_an_interval_and_the_answer_names_both_figures():
         "The 2 processes take turns of 2.00 ± 0 ms. A switch takes 150 ± 25 µs, so that 6.9 % of the GPU's time go to nobody."
     )
     assert rows(found)[0] == ("turn", "2.00 ± 0 ms", "2.00 ms to 2.00 ms")
-    assert as_document(found)["slice_s"] == {"mean": 0.002, "low": 0.002, "high": 0.002, "n": 3}
+    assert (found.slice_s.mean, found.slice_s.low, found.slice_s.high, found.slice_s.n) == (0.002, 0.002, 0.002, 3)
