@@ -62,7 +62,7 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
         raised = [sentence for series in analysis.stress_series for sentence in series.sentences()]
         return (goodput_in_words(best) or raised)[:MOST]
     if against_first and against_first.overheads:
-        return [*against_first.worst(), *against_first.verdicts()][:MOST]
+        return [*against_first.worst(), *against_first.sentences(gravest=True)][:MOST]
     if analysis.progress and (listed := analysis.progress.sentences()):
         return listed[:MOST]
     return (_decided(analysis) or answers(analysis))[:MOST]

@@ -106,22 +106,15 @@ class Interference:
         }
         return "; ".join(f"{name}: {words}" for name, words in named.items() if words)
 
-    def sentences(self) -> list[str]:
-        """The answer, one sentence per cell and condition."""
+    def sentences(self, *, gravest: bool = False) -> list[str]:
+        """The answer, one sentence per cell and condition, of every measure or of the one with the gravest outcome."""
         sentences = []
         for key, by_measure in self.overheads.items():
-            parts = "; ".join(f"{METRICS[name].title}: {in_words(overhead)}" for name, overhead in by_measure.items())
-            sentences.append(f"{self._where(key)}: {parts}.")
-        return sentences
-
-    def verdicts(self) -> list[str]:
-        """The gravest outcome of each cell and condition, with the figure that it rests on."""
-        rank = [Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS]
-        sentences = []
-        for key, by_measure in self.overheads.items():
-            outcomes = [rank.index(_outcome(overhead)) for overhead in by_measure.values()]
-            name = [*by_measure][outcomes.index(min(outcomes))]
-            sentences.append(f"{self._where(key)}: {METRICS[name].title}, {in_words(by_measure[name])}.")
+            cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {key.mode}"
+            names = [min(by_measure, key=lambda name: _gravity(by_measure[name]))] if gravest else by_measure
+            parts = "; ".join(f"{METRICS[name].title}: {in_words(by_measure[name])}" for name in names)
+            limit = f"limit {self.limit_percent:g} %"
+            sentences.append(f"{key.condition} against {self.baseline} ({cell}), {limit}: {parts}.")
         return sentences
 
     def services(self) -> list[CellKey]:
@@ -150,10 +143,6 @@ class Interference:
             f"{'; '.join(f'under {kept.mode} {kept.in_words(_UNDER_WORST)}' for kept in self.kept(service))}."
             for service in self.services()
         ]
-
-    def _where(self, key: ConfigurationKey) -> str:
-        cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {key.mode}"
-        return f"{key.condition} against {self.baseline} ({cell}), limit {self.limit_percent:g} %"
 
 
 def interference(analysis: CampaignAnalysis) -> Interference | None:
@@ -184,8 +173,9 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     return interference
 
 
-def _outcome(overhead: Overhead | str) -> Outcome:
-    return Outcome.NOT_DECIDABLE if isinstance(overhead, str) else overhead.outcome
+def _gravity(overhead: Overhead | str) -> int:
+    outcome = Outcome.NOT_DECIDABLE if isinstance(overhead, str) else overhead.outcome
+    return [Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS].index(outcome)
 
 
 def in_words(overhead: Overhead | str) -> str:

@@ -193,9 +193,9 @@ def test_a_neighbour_that_slows_fails_and_a_thin_layer_passes_although_the_machi
 
 
 def test_every_condition_has_a_sentence_and_its_gravest_measure_is_its_verdict(found):
-    (beside, hooked), sentences = found.verdicts(), found.sentences()
+    (beside, hooked), sentences = found.sentences(gravest=True), found.sentences()
 
-    assert "limit 5 %: Throughput, 20.0 %" in beside
+    assert "limit 5 %: Throughput: 20.0 %" in beside
     assert (beside.rpartition(": ")[2], hooked.rpartition(": ")[2]) == ("fail.", "pass.")
     assert len(sentences) == 2
     assert sentences[1].count(": pass") == 4
