@@ -12,7 +12,6 @@ harness has asked every replica what it is. ``--memory`` exports one hour of rep
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,6 @@ import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
@@ -35,6 +33,7 @@ from tests.integration.metrics.prometheus_server import prometheus
 from tests.support.cluster_driver import GPU, own_address
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment
+from tests.support.http_double import Answering, Double
 from tests.support.kubelet import Kubelet
 
 WORK_S = 30.0
@@ -42,18 +41,11 @@ MOST_REQUESTS_PER_S, MOST_S, MOST_BYTES = 2.0, 1.0, 300e6
 PEAK = "import resource; print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
 
 
-class _Replica(BaseHTTPRequestHandler):
+class _Replica(Answering):
     """Every replica at once: its status, its latencies, its metrics."""
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        data = json.dumps({"phase": "serving", "device": "cuda:0", "device_uuid": "GPU-a", "mps_limits": {}}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def reply(self) -> None:
+        self.answer(200, {"phase": "serving", "device": "cuda:0", "device_uuid": "GPU-a", "mps_limits": {}})
 
 
 class Nodes:
@@ -72,14 +64,14 @@ class Nodes:
         self._path = f"/api/v1{namespace}/pods"
         self._pool = ThreadPoolExecutor(8)
         self.address = own_address()
-        self._server = ThreadingHTTPServer((self.address, METRICS_PORT), _Replica)
-        self._server.daemon_threads = True
+        self._server = Double(_Replica, self.address, METRICS_PORT)
         self._kubelet = Kubelet(self.address, folder, {})  # no replica has a log
 
     def __enter__(self) -> Self:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.api.namespace}}
         self.api.apply(f"/api/v1/namespaces/{self.api.namespace}", namespace)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self._server.__enter__()
+        self._kubelet.__enter__()
         for number in range(self.count):
             self._make(f"node-{number}")
         self._pods.start()
@@ -90,9 +82,8 @@ class Nodes:
         self._pods.stop()
         self._owners.stop()
         self._pool.shutdown()
-        self._server.shutdown()
-        self._server.server_close()
-        self._kubelet.close()
+        self._server.__exit__()
+        self._kubelet.__exit__()
 
     def _make(self, name: str) -> None:
         path, metadata = f"/api/v1/nodes/{name}", {"name": name, "labels": {"kubernetes.io/hostname": name}}

@@ -4,6 +4,7 @@ The fake writes down when it sends each token, so that each client is held again
 other. The other program is none of our dependencies: its path is given.
 """
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -74,24 +75,30 @@ def written_trace(file, seconds):
     return file
 
 
+@contextlib.contextmanager
+def timed_server(folder, *, first_s, gap_s):
+    """The port of a fake that leaves the times of its tokens in a file, and the file."""
+    port, times = free_port(), folder / "times.json"
+    fake = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
+    command = [*fake, "--gap-s", str(gap_s), "--first-s", str(first_s)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+        while not takes_connections(port):
+            time.sleep(0.1)
+        yield port, times
+        server.terminate()
+
+
 def of_one(folder, command, read):
     """What a client said, what the fake did (s: each request read, its tokens sent), and the client's processor seconds meanwhile."""
     folder.mkdir()
-    port, times = free_port(), folder / "times.json"
-    fake = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
-    server = subprocess.Popen([*fake, "--gap-s", str(GAP_S), "--first-s", str(FIRST_S)], stdout=subprocess.DEVNULL)
-    while not takes_connections(port):
-        time.sleep(0.1)
-    told_to = [text.replace("{port}", str(port)).replace("{folder}", str(folder)) for text in command]
-    with (folder / "log").open("wb") as log:
+    with timed_server(folder, first_s=FIRST_S, gap_s=GAP_S) as (port, times), (folder / "log").open("wb") as log:
+        told_to = [text.replace("{port}", str(port)).replace("{folder}", str(folder)) for text in command]
         client = subprocess.Popen(told_to, stdout=log, stderr=log)
         samples = []
         deadline_s = time.monotonic() + TIMEOUT_S
         while client.poll() is None and time.monotonic() < deadline_s:
             samples.append((time.perf_counter(), spent_s(client.pid)))
             time.sleep(SAMPLE_S)
-    server.terminate()
-    server.wait()
     if client.poll() != 0:
         client.kill()
         raise SystemExit(f"{told_to[0]} ended with {client.poll()}:\n{(folder / 'log').read_text()[-3000:]}")

@@ -1,7 +1,6 @@
 """What an image weighs, layer by layer, what a pull of it takes, and how soon a replica made of it has served a request.
 
     python -m tests.benchmarks.image_size                          # the replicas' image; as root
-    python -m tests.benchmarks.image_size --image harness          # images/Containerfile; nothing serves in it
     python -m tests.benchmarks.image_size --starts-of IMAGE --environment OMP_WAIT_POLICY=PASSIVE    # of buildah's own store: starts alone
 
 As root on Debian or Ubuntu, with their buildah and docker-registry; packages come from where pip finds them. The image is built on --base, or on
@@ -26,7 +25,6 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -55,7 +53,6 @@ PLAY = """
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--image", choices=("replicas", "harness"), default="replicas")
     parser.add_argument("--base", help="Image with Python 3.11 or newer; default: this release's, made by debootstrap.")
     parser.add_argument("--package", default="idna==3.10", help="Another version of a package of the image's list.")
     parser.add_argument("--workload", default="resnet50", help="What the replicas serve.")
@@ -78,18 +75,16 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="image-", dir=arguments.folder)))
         context = folder / "context"
-        lay_out = lay_out_replicas if arguments.image == "replicas" else lay_out_harness
         lay_out(context)
-        ours, listed = changes(arguments.image, context)
-        name = f"{stack.enter_context(registry(folder))}/{arguments.image}"
+        name = f"{stack.enter_context(registry(folder))}/replicas"
         store = Store(folder / "pulled")
         stack.callback(store.remove)
         base = arguments.base or debian_base(folder)
         before: set[str] = set()
         for title, change in (
             ("as it is", lambda: None),
-            ("another line of ours", ours),
-            (f"with {arguments.package}", lambda: listed(arguments.package)),
+            ("another line of ours", lambda: add_a_line(context)),
+            (f"with {arguments.package}", lambda: change_version(context, arguments.package)),
         ):
             change()
             built_s = timed(lambda: build(context, base, name))
@@ -103,8 +98,7 @@ def main() -> None:
             if not before:
                 print_layers(name, packed, base)
             before |= set(packed)
-        if arguments.image == "replicas":
-            print_starts(store, name, given, arguments.starts, arguments.seconds)
+        print_starts(store, name, given, arguments.starts, arguments.seconds)
 
 
 def refuse_without(programs: Sequence[str]) -> None:
@@ -116,7 +110,7 @@ def refuse_without(programs: Sequence[str]) -> None:
         sys.exit("error: building and starting by chroot takes root.\n  do: run it as root, on a machine of your own.")
 
 
-def lay_out_replicas(context: Path) -> None:
+def lay_out(context: Path) -> None:
     """What roles/workload_image builds of."""
     play, files = context.parent / "play.yml", context.parent / "files.json"
     play.write_text(PLAY.format(role=ROOT / "roles/workload_image", out=files))
@@ -127,51 +121,20 @@ def lay_out_replicas(context: Path) -> None:
         (context / name).write_text(content)
 
 
-def lay_out_harness(context: Path) -> None:
-    """What images/Containerfile says."""
-    context.mkdir()
-    printed(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(context),
-        str(ROOT),
-    )
-    for path in ("requirements.txt", "pyproject.toml", "images/dependencies.py", "images/Containerfile"):
-        shutil.copy(ROOT / path, context)
+def add_a_line(context: Path) -> None:
+    """To a file of ours."""
+    with (context / "harness/replica/runner.py").open("a") as file:
+        file.write("# Another line.\n")
 
 
-def changes(image: str, context: Path) -> tuple[Callable[[], None], Callable[[str], None]]:
-    """Functions that change a line of ours in the context, and the version of a package."""
-
-    def line_of_ours() -> None:
-        if image == "replicas":
-            with (context / "harness/replica/runner.py").open("a") as file:
-                file.write("# Another line.\n")
-        else:
-            (wheel,) = context.glob("*.whl")
-            with zipfile.ZipFile(wheel) as packed:
-                members = {name: packed.read(name) for name in packed.namelist()}
-            with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as packed:
-                for name, content in members.items():
-                    packed.writestr(name, content + (b"# Another line.\n" if name == "harness/errors.py" else b""))
-
-    def package(pin: str) -> None:
-        wanted, _, version = pin.partition("==")
-        path = context / "requirements.txt"
-        text, found = re.subn(
-            rf"^{re.escape(wanted)}==\S+", f"{wanted}=={version}", path.read_text(), flags=re.MULTILINE
-        )
-        if not found:
-            sys.exit(f"error: {wanted} is not on the image's list.\n  do: name another with --package NAME==VERSION.")
-        path.write_text(str(text))
-
-    return line_of_ours, package
+def change_version(context: Path, pin: str) -> None:
+    """Of a package on the image's list."""
+    wanted, _, version = pin.partition("==")
+    path = context / "requirements.txt"
+    text, found = re.subn(rf"^{re.escape(wanted)}==\S+", f"{wanted}=={version}", path.read_text(), flags=re.MULTILINE)
+    if not found:
+        sys.exit(f"error: {wanted} is not on the image's list.\n  do: name another with --package NAME==VERSION.")
+    path.write_text(str(text))
 
 
 class Store:

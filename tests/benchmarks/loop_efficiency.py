@@ -8,17 +8,13 @@ the order A B B A A B B A..., so that a drift of the machine's speed meets both 
 read from its own ``latencies.bin``, the bare loop leaves its count and the time in shared memory. A throughput is a
 number of requests over the time from one completed request to another, near both ends of the measured seconds, so that slow
 requests are not rounded to whole ones. Printed is the ratio of the two throughputs per round, its
-median, and a 95 % t-interval of its mean; and the same for the work done per second of processor time, which
-other users of a shared machine disturb less.
-
-While the replica runs it is scraped every ``--scrape`` seconds, as a recorder would; 0 leaves it alone.
+median, and a 95 % t-interval of its mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import itertools
 import json
 import math
@@ -30,17 +26,15 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 SETTLE_S = 0.3
 TOO_SHORT = "fewer than two requests in one turn; raise --seconds"
-Slice = tuple[int, int, int]  # from and to, nanoseconds since the epoch, and processor time between, nanoseconds
+Slice = tuple[int, int]  # from and to, nanoseconds since the epoch
 
 
 def bare_loop(counter_path: str) -> None:
@@ -92,21 +86,16 @@ class Contender:
         """Run, let it settle, measure; returns the measured time."""
         self.process.send_signal(signal.SIGCONT)
         self.settle()
-        start_ns, start_cpu_ns = self.mark(), self.cpu_ns()
+        start_ns = self.mark()
         time.sleep(duration_s)
-        end_ns, end_cpu_ns = self.mark(), self.cpu_ns()
+        end_ns = self.mark()
         self.process.send_signal(signal.SIGSTOP)
         if self.process.poll() is not None:
             sys.exit(f"a process ended by itself:\n{self.log.read_text()}")
-        return start_ns, end_ns, end_cpu_ns - start_cpu_ns
+        return start_ns, end_ns
 
     def settle(self) -> None:
         time.sleep(SETTLE_S)
-
-    def cpu_ns(self) -> int:
-        """Processor time of all threads so far."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
-        return sum(int(task.read_text().split()[0]) for task in tasks)
 
     def mark(self) -> int:
         return time.time_ns()
@@ -141,7 +130,7 @@ class Bare(Contender):
         return now_ns
 
     def throughput(self, measured: Slice) -> float:
-        (first, first_ns), (last, last_ns) = (self.marks[mark] for mark in measured[:2])
+        (first, first_ns), (last, last_ns) = (self.marks[mark] for mark in measured)
         if last == first:
             sys.exit(TOO_SHORT)
         return (last - first) / (last_ns - first_ns) * 1e9
@@ -156,37 +145,10 @@ class Bare(Contender):
 class Replica(Contender):
     """The real replica; its requests are read from its latency log."""
 
-    def __init__(self, environment: Mapping[str, str], folder: Path, scrape_s: float) -> None:
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "harness.replica"]
         super().__init__(command, {**environment, "REPLICA_DIR": str(folder)}, folder / "replica.log")
-        self.scrape_s = scrape_s
-
-    def run_for(self, duration_s: float) -> Slice:
-        with self.scraped() if self.scrape_s else contextlib.nullcontext():
-            return super().run_for(duration_s)
-
-    @contextlib.contextmanager
-    def scraped(self) -> Iterator[None]:
-        stop = threading.Event()
-        port = json.loads((self.folder / "replica.json").read_text())["port"]
-
-        def scrape() -> None:
-            while not stop.wait(self.scrape_s):
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-                connection.request("GET", "/metrics")
-                connection.getresponse().read()
-                connection.close()
-
-        thread = threading.Thread(target=scrape)
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            self.process.send_signal(signal.SIGCONT)  # a scrape on its way must be answered to end
-            thread.join()
-            self.process.send_signal(signal.SIGSTOP)
 
     def throughput(self, measured: Slice) -> float:
         data = (self.folder / "latencies.bin").read_bytes()
@@ -219,7 +181,7 @@ def main() -> None:
     report([one for _ in range(options.pairs) for one in measure_pair(options)])
 
 
-def measure_pair(options: argparse.Namespace) -> list[Round]:
+def measure_pair(options: argparse.Namespace) -> list[tuple[float, float]]:
     """Start a fresh pair of processes and measure its rounds."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         environment = environment_for(options)
@@ -227,7 +189,7 @@ def measure_pair(options: argparse.Namespace) -> list[Round]:
         stack.callback(bare.end)
         bare.wait_until_ready()
         bare.process.send_signal(signal.SIGSTOP)
-        replica = Replica(environment, Path(folder), options.scrape)
+        replica = Replica(environment, Path(folder))
         stack.callback(replica.end)
         replica.wait_until_ready()
         replica.process.send_signal(signal.SIGSTOP)
@@ -235,24 +197,14 @@ def measure_pair(options: argparse.Namespace) -> list[Round]:
         print(
             f"{options.workload} {options.precision} {options.execution} batch {options.batch_size} "
             f"on {facts['device_name']} ({facts['device']}), torch {facts['torch']}; "
-            f"{options.rounds} rounds of {options.seconds:g} s each"
-            + (f", scraped every {options.scrape:g} s" if options.scrape else ""),
+            f"{options.rounds} rounds of {options.seconds:g} s each",
             flush=True,
         )
         return measure(bare, replica, options)
 
 
-@dataclass(frozen=True)
-class Round:
-    """Both contenders' throughput, requests per second of wall time and of processor time."""
-
-    bare: float
-    replica: float
-    bare_per_cpu: float
-    replica_per_cpu: float
-
-
-def measure(bare: Bare, replica: Replica, options: argparse.Namespace) -> list[Round]:
+def measure(bare: Bare, replica: Replica, options: argparse.Namespace) -> list[tuple[float, float]]:
+    """Requests per second of the bare loop and of the replica, by round."""
     times = []
     for number in range(options.rounds):
         order = (bare, replica) if number % 2 == 0 else (replica, bare)
@@ -260,23 +212,14 @@ def measure(bare: Bare, replica: Replica, options: argparse.Namespace) -> list[R
     # The log is flushed twice a second by a process that is stopped now: let it.
     replica.process.send_signal(signal.SIGCONT)
     time.sleep(1.5)
-    return [as_round(bare, replica, one[bare], one[replica]) for one in times]
+    return [(bare.throughput(one[bare]), replica.throughput(one[replica])) for one in times]
 
 
-def as_round(bare: Bare, replica: Replica, of_bare: Slice, of_replica: Slice) -> Round:
-    per_s = (bare.throughput(of_bare), replica.throughput(of_replica))
-    cores = [(end_ns - start_ns) / cpu_ns for start_ns, end_ns, cpu_ns in (of_bare, of_replica)]
-    return Round(*per_s, per_s[0] * cores[0], per_s[1] * cores[1])
-
-
-def report(rounds: list[Round]) -> None:
-    print("round  bare req/s  replica req/s   ratio  ratio per CPU second")
-    ratios = [one.replica / one.bare for one in rounds]
-    cpu_ratios = [one.replica_per_cpu / one.bare_per_cpu for one in rounds]
-    for number, (one, ratio, cpu_ratio) in enumerate(zip(rounds, ratios, cpu_ratios, strict=True), 1):
-        print(f"{number:5}  {one.bare:10.2f}  {one.replica:13.2f}  {ratio:6.4f}  {cpu_ratio:20.4f}")
-    print(f"replica / bare loop, throughput:     {summary(ratios)}")
-    print(f"replica / bare loop, per CPU second: {summary(cpu_ratios)}")
+def report(rounds: list[tuple[float, float]]) -> None:
+    print("round  bare req/s  replica req/s   ratio")
+    for number, (bare, replica) in enumerate(rounds, 1):
+        print(f"{number:5}  {bare:10.2f}  {replica:13.2f}  {replica / bare:6.4f}")
+    print(f"replica / bare loop, throughput: {summary([replica / bare for bare, replica in rounds])}")
 
 
 def summary(ratios: list[float]) -> str:
@@ -324,7 +267,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=int, default=1, help="fresh pairs; the luck of one process's memory averages out"
     )
-    parser.add_argument("--scrape", type=float, default=0.0, help="seconds between two scrapes of the replica; 0: none")
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     return parser.parse_args()
 

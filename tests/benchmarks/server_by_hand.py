@@ -31,6 +31,7 @@ from harness.analysis.statistics import t_interval
 from harness.replica.engine.servers import answers_200, takes_connections
 from harness.results.requests import read
 from harness.traffic.records import OK
+from tests.support import random_vlm
 from tests.support.ports import free_port
 
 BAR = 0.02
@@ -187,10 +188,10 @@ def main() -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         if not wishes.command:
-            wishes.model = folder
-            subprocess.run([sys.executable, "-m", "tests.support.random_llm", folder], check=True, capture_output=True)
+            wishes.model = f"{folder}/model"
+            random_vlm.write(Path(wishes.model))
             program = shutil.which("transformers", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-            wishes.command = [program, "serve", folder, "--host", "127.0.0.1", "--port", "{port}", "--device"]
+            wishes.command = [program, "serve", wishes.model, "--host", "127.0.0.1", "--port", "{port}", "--device"]
             wishes.command += ["cuda:0" if wishes.device == "cuda" else "cpu"]
             wishes.ready = "/health"
         chance, ratios, took_s = random.Random(wishes.seed), [], 0.0

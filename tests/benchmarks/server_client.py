@@ -12,8 +12,6 @@ import itertools
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -21,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.replica.engine.servers import HOST, takes_connections
+from harness.replica.engine.servers import HOST
 from harness.replica.engine.workload import Families, ServerLedger, ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import Protocol, ServerSpec
@@ -29,7 +27,6 @@ from harness.traffic.clients import HttpClient
 from harness.traffic.protocols import Question
 from harness.traffic.records import OK
 from tests.benchmarks import foreign_clients
-from tests.support.ports import free_port
 
 TOKENS, TOKENS_PER_S = 50, 10_000
 BAR_MS, BAR_MB = 1.0, 400
@@ -69,24 +66,19 @@ def measure(streams: int, seconds: float) -> bool:
 
 
 def _measure(streams: int, seconds: float, folder: Path) -> bool:
-    port, times, gap_s = free_port(), folder / "times.json", streams / TOKENS_PER_S
-    command = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
-    server = subprocess.Popen([*command, "--gap-s", str(gap_s), "--first-s", str(gap_s)], stdout=subprocess.DEVNULL)
-    while not takes_connections(port):
-        time.sleep(0.1)
-    engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, concurrency=streams)
-    asker, metrics = Remembering(engine, port, HOST), RequestMetrics()
-    ledger = ServerLedger(Families(streams=True), metrics, folder)
-    questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())
-    load = ServerLoad(engine, asker, questions, ledger, seed=0, alive=lambda: None)
-    stopping = threading.Event()
-    threading.Timer(seconds, stopping.set).start()
-    begun_s, cpu_s = time.perf_counter(), time.process_time()
-    load.run(stopping)
-    spent_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
-    load.close()
-    server.terminate()
-    server.wait()
+    gap_s = streams / TOKENS_PER_S
+    with foreign_clients.timed_server(folder, first_s=gap_s, gap_s=gap_s) as (port, times):
+        engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, concurrency=streams)
+        asker, metrics = Remembering(engine, port, HOST), RequestMetrics()
+        ledger = ServerLedger(Families(streams=True), metrics, None, folder)
+        questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())
+        load = ServerLoad(engine, asker, questions, ledger, seed=0, alive=lambda: None)
+        stopping = threading.Event()
+        threading.Timer(seconds, stopping.set).start()
+        begun_s, cpu_s = time.perf_counter(), time.process_time()
+        load.run(stopping)
+        spent_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
+        load.close()
     sent_ns = json.loads(times.read_text())
     ended = {text: exchange for text, exchange in asker.outcomes.items() if exchange.end_ns}
     answered = {text: exchange for text, exchange in ended.items() if exchange.status == OK}

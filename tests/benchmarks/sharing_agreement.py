@@ -176,7 +176,7 @@ def _run_bare(bare: Sequence[Bare], windows: int) -> float:
     time.sleep(windows * WINDOW_STEPS * STEP_S)
     ends = [loop.mark() for loop in bare]
     _signal([loop.process.pid for loop in bare], signal.SIGSTOP)
-    return sum(loop.throughput((begin, end, 0)) for loop, begin, end in zip(bare, begins, ends, strict=True))
+    return sum(loop.throughput((begin, end)) for loop, begin, end in zip(bare, begins, ends, strict=True))
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

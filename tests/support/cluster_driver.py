@@ -185,7 +185,7 @@ class ClusterDriver:
         self.collection = f"/api/v1/namespaces/{self.api.namespace}/pods"
         self.apps = f"/apis/apps/v1/namespaces/{self.api.namespace}/deployments"
         self.batch = f"/apis/batch/v1/namespaces/{self.api.namespace}/jobs"
-        self.kubelet = Kubelet(self.address, self.folder, self.pods)
+        self.kubelet = Kubelet(self.address, self.folder, self.pods).__enter__()
         self._make_place()
         for path in (self.collection, self.apps, self.batch, "/api/v1/nodes"):
             self._watchers.append(Watcher(self.api, path, listener=lambda *_: self._changed.set()))
@@ -203,7 +203,7 @@ class ClusterDriver:
             self.api.delete(self._quota)
         for pod in self.pods.values():
             self._end_process(pod)
-        self.kubelet.close()
+        self.kubelet.__exit__()
         assert self.failures == []
 
     # What tests ask for.
@@ -512,7 +512,8 @@ class ClusterDriver:
         environment |= mounted(self.api, pod["spec"], made.folder)
         if client.get("command"):
             made.command = [sys.executable if word == "python" else word for word in client["command"]]
-        made.warm = made.command[-1] in self.forked
+        plain = made.command[:2] == [sys.executable, "-m"] and "LD_PRELOAD" not in environment
+        made.warm = plain and made.command[2] in self.forked
         if beside:
             made.server = self._server(made, beside[0])
         self.pods[name] = made
@@ -534,7 +535,12 @@ class ClusterDriver:
         client.environment |= {name: value for name, value in self.secrets.items() if name in client.environment}
         words = [word.replace(in_pod, here) for kind in ("command", "args") for word in container.get(kind, [])]
         return replace(
-            client, folder=client.folder / "server", environment=self.environment | given, command=words, server=None
+            client,
+            folder=client.folder / "server",
+            environment=self.environment | given,
+            command=words,
+            server=None,
+            warm=False,
         )
 
     def _tend(self, known: PodProcess, pod: dict) -> None:

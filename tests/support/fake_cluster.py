@@ -12,13 +12,10 @@ import contextlib
 import http.client
 import itertools
 import json
-import ssl
-import threading
 import time
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +23,7 @@ import orjson
 
 from tests.support.fake_admission import admitted
 from tests.support.fake_cluster_store import Refusal, Store, Target, parse_path
+from tests.support.http_double import Answering, Double, connection_to, write_kubeconfig
 
 TOKEN = "fake-cluster"
 CHUNK_BYTES = 1 << 16
@@ -42,7 +40,7 @@ class Review:
 
 @dataclass(slots=True)
 class FakeCluster:
-    """The server; ``with FakeCluster() as cluster`` runs it on a free port of loopback.
+    """The server; ``with FakeCluster() as cluster`` runs it on a free port of loopback, at ``url``.
 
     Attributes:
         token: that is accepted; change it and every client's has expired.
@@ -62,72 +60,40 @@ class FakeCluster:
     minor: str = "36"
     ahead_s: float = 0.0
     before: Callable[[str, Target], None] = lambda _verb, _target: None
-    _server: ThreadingHTTPServer | None = None
+    url: str = ""
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __enter__(self) -> Self:
-        server = _Server(("127.0.0.1", 0), _Handler)
+        server = _Server(_Handler)
         server.cluster = self
-        self._server = server
-        threading.Thread(target=server.serve_forever, args=(0.05,), name="fake-cluster", daemon=True).start()
+        self._stack.enter_context(server)
+        self._stack.callback(self.store.close)
+        self.url = server.url
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._server is not None
-        self.store.close()
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._stack.close()
 
     def write_kubeconfig(self, path: Path) -> Path:
         """Write the credentials for it; returns the path."""
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
-            "users": [{"name": "fake", "user": {"token": self.token}}],
-            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
-            "current-context": "fake",
-        }
-        path.write_text(json.dumps(content), encoding="utf-8")
-        return path
+        return write_kubeconfig(path, self.url, self.token)
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64
+class _Server(Double):
     cluster: FakeCluster
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Clients may hang up whenever they like."""
 
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(Answering):
     server: _Server
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Say nothing."""
 
     def date_time_string(self, timestamp: float | None = None) -> str:
         """By the clock of the cluster."""
         return super().date_time_string((timestamp or time.time()) + self.server.cluster.ahead_s)
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the base class calls them so
-
-    def _answer(self) -> None:
+    def reply(self) -> None:
         split = urllib.parse.urlsplit(self.path)
         query = dict(urllib.parse.parse_qsl(split.query))
-        length = int(self.headers.get("Content-Length") or 0)
-        body = json.loads(self.rfile.read(length)) if length else {}
+        body = json.loads(self.body() or b"{}")
         try:
             self._authorise()
             if split.path == "/version":
@@ -196,12 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, store.get(target))
 
     def _send(self, code: int, answer: dict[str, Any]) -> None:
-        data = orjson.dumps(answer)
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(code, orjson.dumps(answer))
 
     def _watch(self, target: Target, query: dict[str, str]) -> None:
         events = self.server.cluster.store.watch(target, query)
@@ -240,12 +201,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _relay(self, url: str, headers: dict[str, str]) -> None:
         split = urllib.parse.urlsplit(url)
-        connection = (
-            http.client.HTTPSConnection(split.netloc, timeout=RELAY_S, context=ssl._create_unverified_context())  # noqa: S323
-            if split.scheme == "https"  # an API server knows its kubelets' certificates; this one believes them
-            else http.client.HTTPConnection(split.netloc, timeout=RELAY_S)
-        )
-        with contextlib.closing(connection):
+        # An API server knows its kubelets' certificates; this one believes them.
+        with contextlib.closing(connection_to(url, RELAY_S)) as connection:
             try:
                 connection.request("GET", f"{split.path}?{split.query}", headers=headers)
                 answer = connection.getresponse()

@@ -8,26 +8,29 @@ import argparse
 import json
 import math
 import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.http_double import Answering, Double
 
 INPUTS = {"x": ("FP32", 4), "note": ("BYTES", 1)}
 LOADING_ANSWERS = 2
 """So many times it says that it is not ready."""
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class Handler(Answering):
     asked_whether_ready = 0
 
-    def do_GET(self):
+    def reply(self):
+        if self.command == "POST":
+            self.infer()
+            return
         if self.path != "/v2/health/ready":
             self.answer(404, {"error": f"unknown path {self.path}"})
             return
         Handler.asked_whether_ready += 1
         self.answer(200 if Handler.asked_whether_ready > LOADING_ANSWERS else 503, {})
 
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def infer(self):
+        asked = json.loads(self.body())
         if self.path != "/v2/models/sum/infer":
             self.answer(404, {"error": f"unknown path {self.path}"})
             return
@@ -39,17 +42,6 @@ class Handler(BaseHTTPRequestHandler):
         rows = [sum(x["data"][at : at + 4]) for at in range(0, len(x["data"]), 4)]
         output = {"name": "y", "shape": [len(rows), 1], "datatype": "FP32", "data": rows}
         self.answer(200, {"model_name": "sum", "id": asked.get("id", ""), "outputs": [output]})
-
-    def answer(self, status, content):
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_arguments):
-        pass
 
 
 def wrong(tensor):
@@ -66,7 +58,7 @@ def wrong(tensor):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
-    server = ThreadingHTTPServer(("127.0.0.1", parser.parse_args().port), Handler)
+    server = Double(Handler, port=parser.parse_args().port)
     sys.stdout.write("serving\n")
     sys.stdout.flush()
     server.serve_forever()

@@ -1,22 +1,20 @@
 """An HTTP proxy in front of an API server that fails on purpose: resets, 429, 500, stalls, expired and torn watches."""
 
-import http.client
+import contextlib
 import json
 import random
 import socket
-import ssl
 import struct
 import threading
 import time
-import urllib.parse
 from collections import Counter
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.support.http_double import Answering, Double, connection_to, write_kubeconfig
 
 FAULTS = ("reset before", "reset after", "429", "500", "503", "stall")
 WATCH_FAULTS = (*FAULTS, "expired", "torn")
-NO_CHECK = ssl._create_unverified_context()  # noqa: S323 - the test's own server on loopback
 
 
 @dataclass
@@ -44,27 +42,17 @@ class FaultyProxy:
 
     def __enter__(self):
         self._random = random.Random(self.seed)
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server = Double(_Handler)
         self._server.proxy = self
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self.url = self._server.url
+        self._server.__enter__()
         return self
 
     def __exit__(self, *_):
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.__exit__()
 
     def write_kubeconfig(self, path: Path) -> Path:
-        content = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "faulty", "cluster": {"server": self.url}}],
-            "users": [{"name": "faulty", "user": {"token": self.token}}],
-            "contexts": [{"name": "faulty", "context": {"cluster": "faulty", "user": "faulty"}}],
-            "current-context": "faulty",
-        }
-        path.write_text(json.dumps(content))
-        return path
+        return write_kubeconfig(path, self.url, self.token)
 
     def choose(self, *, watch: bool) -> str:
         """The fault of the next request; empty: none."""
@@ -77,24 +65,10 @@ class FaultyProxy:
             return fault
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, request, client_address):
-        pass  # clients that hang up are part of the plan
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
+class _Handler(Answering):
+    def reply(self):
         proxy = self.server.proxy
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.body()
         if proxy.away.is_set():
             self._reset()
             return
@@ -112,17 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._forward(body, fault)
 
-    do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the base class calls them so
-
     def _forward(self, body: bytes, fault: str) -> None:
-        split = urllib.parse.urlsplit(self.server.proxy.upstream)
-        secure = split.scheme == "https"
-        upstream = (
-            http.client.HTTPSConnection(split.netloc, timeout=60, context=NO_CHECK)
-            if secure
-            else http.client.HTTPConnection(split.netloc, timeout=60)
-        )
-        try:
+        with contextlib.closing(connection_to(self.server.proxy.upstream)) as upstream:
             headers = {
                 name: value for name, value in self.headers.items() if name.lower() not in {"host", "connection"}
             }
@@ -133,8 +98,6 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reset()
                 return
             self._relay(answer, torn=fault == "torn")
-        finally:
-            upstream.close()
 
     def _relay(self, answer, *, torn: bool) -> None:
         self.close_connection = True
@@ -154,21 +117,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return
 
     def _refuse(self, code: int) -> None:
-        data = json.dumps({"kind": "Status", "code": code, "message": f"injected {code}"}).encode()
-        self.send_response(code)
-        if code == 429:
-            self.send_header("Retry-After", "0")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        again = {"Retry_After": "0"} if code == 429 else {}
+        self.answer(code, {"kind": "Status", "code": code, "message": f"injected {code}"}, **again)
 
     def _expire(self) -> None:
         gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
-        data = json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n"
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(200, json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
 
     def _reset(self) -> None:
         self.close_connection = True

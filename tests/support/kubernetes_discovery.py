@@ -11,9 +11,10 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.support.http_double import Answering, Double
 
 Object = dict[str, Any]
 _INVALID = re.compile(r"[^a-zA-Z0-9_]")
@@ -81,25 +82,24 @@ def matches(item: Object, selector: str) -> bool:
     return all(labels.get(name) == value for name, _, value in terms)
 
 
-class ApiServer(ThreadingHTTPServer):
-    """Lists pods and nodes, and lets whoever watches wait. Ends with ``shutdown``."""
-
-    daemon_threads = True
+class ApiServer(Double):
+    """Lists pods and nodes, and lets whoever watches wait."""
 
     def __init__(self, pods: Sequence[Object], nodes: Sequence[Object]) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.objects = {"pods": ("PodList", pods), "nodes": ("NodeList", nodes)}
         self.ending = threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __exit__(self, *_: object) -> None:
+        self.ending.set()
+        super().__exit__()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
+    protocol_version = "HTTP/1.0"  # the end of a watch is that of its connection
     server: ApiServer
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing: a test's output is its own."""
-
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         address = urlsplit(self.path)
         words, query = address.path.strip("/").split("/"), parse_qs(address.query)
         kind, objects = self.server.objects[words[-1]]
@@ -109,10 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         if query.get("watch", ["false"])[0] in ("true", "1"):
             self._watch(kind.removesuffix("List"), found if "sendInitialEvents" in query else [])
             return
-        body = {"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": found}
-        content = json.dumps(body).encode()
-        self._start(len(content))
-        self.wfile.write(content)
+        self.answer(200, {"kind": kind, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": found})
 
     def _watch(self, kind: str, found: Sequence[Object]) -> None:
         """What is there, and that this was all, for a client that lists by watching; then nothing for ever."""
@@ -120,16 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
         events = [{"type": "ADDED", "object": about | one} for one in found]
         notes = {"k8s.io/initial-events-end": "true"}
         end = about | {"metadata": {"resourceVersion": "1", "annotations": notes}, "spec": {}, "status": {}}
-        self._start()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
         for event in [*events, {"type": "BOOKMARK", "object": end}]:
             self.wfile.write(json.dumps(event).encode() + b"\n")
         self.wfile.flush()
         self.server.ending.wait(60)
-
-    def _start(self, length: int | None = None) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        if length is not None:
-            self.send_header("Content-Length", str(length))
-        self.end_headers()
-        self.wfile.flush()

@@ -52,18 +52,6 @@ def on_lent_gpu(settings):
     return _OnLentGpu()
 
 
-class _DiesAfter(Tiny):
-    def __init__(self, seconds: float) -> None:
-        self.deadline_s = time.monotonic() + seconds
-
-    def infer(self) -> int:
-        if time.monotonic() > self.deadline_s:
-            sys.stderr.write("out of luck\n")
-            sys.stderr.flush()
-            os._exit(7)
-        return super().infer()
-
-
 class _DiesWhenTold(Tiny):
     def __init__(self, told: Path) -> None:
         self.told = told
@@ -83,13 +71,6 @@ def dies_when_told(settings):
         if settings.replica == int(settings.options["replica"])
         else Tiny()
     )
-
-
-def dies_after(settings):
-    """Option `after_s`; with option `replica`, only that one dies."""
-    if int(settings.options.get("replica", settings.replica)) != settings.replica:
-        return Tiny()
-    return _DiesAfter(float(settings.options["after_s"]))
 
 
 class _Hangs(Tiny):

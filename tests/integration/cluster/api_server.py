@@ -20,6 +20,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from tests.support.http_double import write_kubeconfig
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -153,20 +154,7 @@ def _server(folder: Path, etcd: str, port: int) -> list[str]:
 
 def _kubeconfig(folder: Path, port: int) -> Path:
     """The server makes a certificate of its own as it starts; nobody else is on loopback to be mistaken for it."""
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [
-            {"name": "test", "cluster": {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}}
-        ],
-        "users": [{"name": "test", "user": {"token": TOKEN}}],
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        "current-context": "test",
-    }
-    path = folder / "admin.conf"
-    path.write_text(json.dumps(content))
-    path.chmod(0o600)
-    return path
+    return write_kubeconfig(folder / "admin.conf", f"https://127.0.0.1:{port}", TOKEN)
 
 
 def _wait_until_ready(cluster: Cluster, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -16,12 +16,17 @@ import yaml
 from harness.backends.kubernetes import rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
+from harness.results.manifest import Status, read_manifest
 from harness.sharing.cluster import SWITCHED
 from harness.spec import KubernetesSpec
 from tests.integration.cluster.api_server import CONTROLLED, MISSING, ROOT, WHY_NOT, Cluster, api_server, controllers
+from tests.support.campaigns import BUSY
 from tests.support.cluster_driver import CONFIG_LABEL, GPU, ClusterDriver
-from tests.support.experiments import experiment
+from tests.support.experiments import campaign, experiment
 from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import DRAINED_S, eventually
 
 CONFIGS = "inference/device-plugin-configs"
@@ -95,7 +100,8 @@ def _account(cluster: Cluster, path: Path) -> Path:
 @pytest.fixture
 def driver(server, tmp_path) -> Iterator[ClusterDriver]:
     api = KubernetesApi(server.spec(kubeconfig=str(server.admin)))
-    with ClusterDriver(api, tmp_path / "node", controlled=server.controlled) as driving:
+    forked = ("harness.replica", "harness.traffic.pod")
+    with ClusterDriver(api, tmp_path / "node", controlled=server.controlled, forked=forked) as driving:
         yield driving
 
 
@@ -146,3 +152,20 @@ def deploy(backend, tmp_path, deaths):
     yield deploying
     for deployment in made:
         deployment.stop(timeout_s=DRAINED_S)
+
+
+@pytest.fixture
+def run_campaign(tmp_path):
+    """Runs a campaign to its end, through a backend; returns its folder, and its manifests by name, whose figures count."""
+
+    def running(through, **changes):
+        values = {"backend": "kubernetes", "kubernetes": through._spec.model_dump(), "metrics": ["throughput"]}
+        folder = create(tmp_path / "results", campaign(**values | changes), text="text", source="shipped:test")
+        outcome = CampaignRunner(folder, through, gpus=FakeGpus).run()
+        made = {identity: read_manifest(folder.final_folder(identity)) for identity in outcome.statuses}
+        for manifest in made.values():
+            verdict = manifest.verdict
+            assert verdict.status is not Status.INVALID or set(verdict.codes) <= BUSY, verdict
+        return folder, made
+
+    return running

@@ -11,20 +11,17 @@ from harness.analysis.report import report_of
 from harness.analysis.summary import COLUMNS, table
 from harness.backends.kubernetes import deployment, preflight
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.campaign.folder import create
-from harness.campaign.runner import CampaignRunner
 from harness.errors import BackendError
 from harness.results import layout
-from harness.results.manifest import Status, read_manifest
 from harness.sharing import dra as dra_module
 from harness.sharing.mode import unheard
 from harness.spec import ConditionSpec, MpsLimits, Sharing, SharingBy, WorkloadKind
 from tests.support.cluster_trial import Switching
 from tests.support.dra_driver import CLASSES, GROUP, DraDriver
-from tests.support.experiments import TINY, WorkloadSpec, campaign, experiment, neighbour
-from tests.support.fake_metrics import FakeGpus
+from tests.support.experiments import TINY, WorkloadSpec, experiment, neighbour
 from tests.support.processes import DRAINED_S, eventually
 
+ON_LENT_GPU = WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)
 NO_DRIVER = "DRA driver gpu.nvidia.com is not registered"
 SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
 LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
@@ -55,29 +52,23 @@ def start(spec, folder, notice=unheard, **changes):
     )
 
 
-def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, dra, tmp_path):
+def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, dra, tmp_path, run_campaign):
     killed = start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)  # and nobody ends it
-    whole = campaign(
-        backend="kubernetes",
-        kubernetes=spec.model_dump(),
-        workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)],
+
+    folder, manifests = run_campaign(
+        Switching(spec),
+        workloads=[ON_LENT_GPU],
         sharing=[Sharing.TIME_SLICING, Sharing.MPS],
         time_slice=["short", "long"],
         replicas=[3],
         order="listed",
-        metrics=["throughput"],
     )
-    folder = create(tmp_path / "results", whole, text="text", source="shipped:test")
 
-    outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
-
-    assert list(outcome.statuses) == [
+    assert list(manifests) == [
         *(f"tiny_r3_time-slicing_{interval}_rep1" for interval in ("short", "long")),
         "tiny_r3_mps_rep1",
     ]
-    for identity, status in outcome.statuses.items():
-        manifest = read_manifest(folder.final_folder(identity))
-        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+    for manifest in manifests.values():
         spec_of = manifest.experiment
         under = spec_of.sharing is Sharing.MPS
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
@@ -161,31 +152,25 @@ def test_neighbours_go_on_with_the_gpus_where_the_measured_replicas_ended(spec, 
     running.stop(timeout_s=DRAINED_S)
 
 
-def test_a_campaign_over_two_shared_gpus_goes_on_after_a_killed_one(spec, driver, dra, tmp_path):
+def test_a_campaign_over_two_shared_gpus_goes_on_after_a_killed_one(spec, driver, dra, tmp_path, run_campaign):
     killed = start(spec, tmp_path, sharing=Sharing.MPS, replicas=4, gpus=2)  # and nobody ends it
-    whole = campaign(
-        backend="kubernetes",
-        kubernetes=spec.model_dump(),
-        workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)],
+
+    _, manifests = run_campaign(
+        Switching(spec),
+        workloads=[ON_LENT_GPU],
         sharing=[Sharing.TIME_SLICING, Sharing.MPS],
         gpus=2,
         replicas=[4],
         order="listed",
-        metrics=["throughput"],
     )
-    folder = create(tmp_path / "results", whole, text="text", source="shipped:test")
 
-    outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
-
-    for identity, status in outcome.statuses.items():
-        manifest = read_manifest(folder.final_folder(identity))
-        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+    for manifest in manifests.values():
         on = Counter(one["device_uuid"] for one in manifest.replicas)
         assert list(on.values()) == [2, 2]
         assert {one["claim"] for one in manifest.replicas} == {
             one["claim"] for one in manifest.replicas if one["claim"]
         }
-    assert len(outcome.statuses) == 2
+    assert len(manifests) == 2
     assert eventually(lambda: driver.left() == [] and dra.left() == [])
     killed.stop(timeout_s=DRAINED_S)
 

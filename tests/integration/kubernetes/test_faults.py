@@ -8,19 +8,15 @@ import time
 import pytest
 import yaml
 
-from harness.campaign.folder import create
-from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.results import layout
-from harness.results.manifest import Status, read_manifest
 from harness.results.requests import read
 from harness.sharing.cluster import SWITCHED
 from harness.spec import Sharing
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL
 from tests.support.cluster_trial import Switching
-from tests.support.experiments import FAST, campaign, experiment
-from tests.support.fake_metrics import FakeGpus
+from tests.support.experiments import FAST, experiment
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import DRAINED_S, eventually
 
@@ -56,27 +52,21 @@ def through(server, proxy, tmp_path):
 
 
 def test_a_campaign_under_500_faults_loses_nothing_leaves_nothing_and_restores_the_mode(
-    through, proxy, driver, lends, tmp_path
+    through, proxy, driver, lends, run_campaign
 ):
     lends(PLUGIN)
     proxy.faults, proxy.share, proxy.stall_s = FAULTS, 0.85, 0.75
     timing = {**FAST, "record_s": 1.0, "ready_timeout_s": 60, "drain_timeout_s": 30}
-    metrics = ["throughput", "latency_p50", "total_count"]
-    modes = [Sharing.TIME_SLICING, Sharing.MPS]
-    cluster = through._spec.model_dump()
-    spec = campaign(
-        backend="kubernetes",
-        kubernetes=cluster,
-        sharing=modes,
+
+    folder, manifests = run_campaign(
+        through,
+        sharing=[Sharing.TIME_SLICING, Sharing.MPS],
         replicas=[2],
         repeats=3,
         timing=timing,
-        metrics=metrics,
+        metrics=["throughput", "latency_p50", "total_count"],
         limits={"retries": 0},
     )
-    folder = create(tmp_path / "results", spec, text="text", source="shipped:test")
-
-    outcome = CampaignRunner(folder, through, gpus=FakeGpus).run()
 
     assert proxy.injected.total() == FAULTS, f"more experiments are needed: {proxy.injected}"
     assert len(proxy.injected) == 8, proxy.injected
@@ -87,14 +77,11 @@ def test_a_campaign_under_500_faults_loses_nothing_leaves_nothing_and_restores_t
     assert eventually(lambda: driver.heeded[-1] == "whole"), "the plugin's own daemon goes when it heeds the label"
     assert driver.left() == []
     assert verify_campaign(folder.path).ok
-    for identity, status in outcome.statuses.items():
-        final = folder.final_folder(identity)
-        manifest = read_manifest(final)
-        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+    for identity, manifest in manifests.items():
         under = manifest.experiment.sharing is Sharing.MPS
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
         assert not [reason for reason in manifest.verdict.reasons if LOST.search(reason)], manifest.verdict
-        table = read(final)
+        table = read(folder.final_folder(identity))
         assert len(table.replicas) == len(manifest.replicas)
         assert all(len(table.of(replica)) > 100 for replica in table.replicas)
 

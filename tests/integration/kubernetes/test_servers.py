@@ -9,17 +9,13 @@ from harness.backends.kubernetes import files
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.objects import CAMPAIGN_LABEL
-from harness.campaign.folder import create
-from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import layout
-from harness.results.manifest import read_manifest
 from harness.results.requests import LATENCY, records_of
 from harness.spec import Sharing, SloSpec, WorkloadSpec
 from tests.support.cluster_trial import Trial
-from tests.support.experiments import FAST, campaign, experiment
-from tests.support.fake_metrics import FakeGpus
+from tests.support.experiments import FAST, experiment
 from tests.support.fake_streaming_server import Server, running
 from tests.support.generated_load import asked_of, wait_for_requests
 from tests.support.processes import DRAINED_S, eventually
@@ -188,20 +184,19 @@ def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(
         assert 20 < len(found["status"]) <= sent[index], "each by one, beside the first and that of the warm-up"
 
 
-def test_a_campaign_of_servers_ends_with_its_figures_and_its_objective(server, driver, tmp_path):
+def test_a_campaign_of_servers_ends_with_its_figures_and_its_objective(server, driver, run_campaign):
     timing = {**FAST, "record_s": 3.0, "drain_timeout_s": 30}
     workload = asked(concurrency=2).workload
     slo = SloSpec(latency_p99_ms=600_000, error_rate=0.5)
     metrics = ["throughput", "client_ttft_p50"]
-    spec = campaign(workloads=[workload], replicas=[2], repeats=1, timing=timing, metrics=metrics, slo=slo)
-    folder = create(tmp_path / "results", spec, text="text", source="shipped:test")
-
-    (identity,) = CampaignRunner(folder, Trial(server.spec()), gpus=FakeGpus).run().statuses
+    folder, manifests = run_campaign(
+        Trial(server.spec()), workloads=[workload], replicas=[2], timing=timing, metrics=metrics, slo=slo
+    )
+    [(identity, manifest)] = manifests.items()
 
     assert driver.left() == []
     assert verify_campaign(folder.path).ok
     final = folder.final_folder(identity)
-    manifest = read_manifest(final)
     assert not [reason for reason in manifest.verdict.reasons if "fetched" in reason or "asked its server on" in reason]
     assert {one["phase"] for one in manifest.replicas} == {"finished"}
     told = json.loads((final / "server.json").read_text())

@@ -7,17 +7,14 @@ import pytest
 
 from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.campaign.folder import create
 from harness.campaign.planners import StopRule
-from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.results.manifest import read_manifest
 from harness.results.requests import read
-from harness.spec import StopWhenKnown, WorkloadSpec
+from harness.spec import StopWhenKnown
 from tests.support.cluster_trial import Trial
-from tests.support.experiments import FAST, TINY, campaign, experiment
+from tests.support.experiments import FAST, experiment
 from tests.support.fake_backend import recording_request
-from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import DRAINED_S
 
 PLANNED_S = 900.0
@@ -73,18 +70,8 @@ def _counted(download, fetched):
     return counting
 
 
-def test_a_campaigns_recording_ends_early_and_is_complete(server, driver, tmp_path):
-    spec = server.spec()
-    made = campaign(
-        backend="kubernetes",
-        kubernetes=spec.model_dump(),
-        workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:steady", warmup_requests=1)],
-        replicas=[2],
-        timing=TIMING,
-        metrics=["throughput", "total_count"],
-    )
-    folder = create(tmp_path / "results", made, text="text", source="shipped:test")
-    assert CampaignRunner(folder, Trial(spec), gpus=FakeGpus).run().statuses
+def test_a_campaigns_recording_ends_early_and_is_complete(server, driver, run_campaign):
+    folder, _ = run_campaign(Trial(server.spec()), replicas=[2], timing=TIMING, metrics=["throughput", "total_count"])
 
     (done,) = folder.path.glob("tiny_r2_*")
     manifest = read_manifest(done)

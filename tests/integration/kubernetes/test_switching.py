@@ -6,16 +6,12 @@ import pytest
 
 from harness.analysis.report import mps_limits
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.campaign.folder import create
-from harness.campaign.runner import CampaignRunner
 from harness.errors import BackendError
-from harness.results.manifest import Status, read_manifest
 from harness.spec import ConditionSpec, MpsLimits, Sharing
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL
 from tests.support.cluster_trial import Switching
-from tests.support.experiments import campaign, experiment, neighbour
-from tests.support.fake_metrics import FakeGpus
+from tests.support.experiments import experiment, neighbour
 from tests.support.processes import DRAINED_S, eventually
 
 PLUGIN = {"whole": (1, False), "sliced-3": (3, False), "mps-2": (2, True)}
@@ -31,26 +27,16 @@ def label(driver):
     return driver.api.get(f"/api/v1/nodes/{driver.node}")["metadata"]["labels"].get(CONFIG_LABEL)
 
 
-def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spec, driver, tmp_path):
+def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spec, driver, tmp_path, run_campaign):
     killed = Switching(spec)
     of_mps = experiment(sharing=Sharing.MPS, replicas=1)
     left = killed.deploy(of_mps, tmp_path, abort=threading.Event(), on_death=lambda _death: None)
     assert label(driver) == "mps-2"  # and nobody ends it
-    both = campaign(
-        backend="kubernetes",
-        kubernetes=spec.model_dump(),
-        sharing=[Sharing.TIME_SLICING, Sharing.MPS],
-        replicas=[2],
-        metrics=["throughput"],
-    )
-    folder = create(tmp_path / "results", both, text="text", source="shipped:test")
 
-    outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
+    _, manifests = run_campaign(Switching(spec), sharing=[Sharing.TIME_SLICING, Sharing.MPS], replicas=[2])
 
-    assert len(outcome.statuses) == 2
-    for identity, status in outcome.statuses.items():
-        manifest = read_manifest(folder.final_folder(identity))
-        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+    assert len(manifests) == 2
+    for manifest in manifests.values():
         under = manifest.experiment.sharing is Sharing.MPS
         assert {one["sharing"] for one in manifest.replicas} == {"mps (mps-2)" if under else "time-slicing (sliced-3)"}
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}

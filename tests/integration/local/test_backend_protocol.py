@@ -26,7 +26,7 @@ def on_cluster(tmp_path):
     with FakeCluster() as cluster:
         config = cluster.write_kubeconfig(tmp_path / "kubeconfig")
         spec = KubernetesSpec(kubeconfig=str(config), gpus_per_replica=0, runtime_class=None)
-        with ClusterDriver(KubernetesApi(spec), tmp_path / "node"):
+        with ClusterDriver(KubernetesApi(spec), tmp_path / "node", forked=("harness.replica",)):
             yield Trial(spec)
 
 

@@ -35,7 +35,7 @@ def deploy(deploy):
 
 @pytest.fixture(scope="session")
 def slower_sleep(tmp_path_factory):
-    """A library that makes every sleep of a program 2 ms longer."""
+    """A library that makes every sleep of a program 20 ms longer: more than a busy machine adds to it."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler (cc)")
@@ -44,7 +44,7 @@ def slower_sleep(tmp_path_factory):
         "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <time.h>\n"
         "int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {\n"
         "  struct timespec more = *until;\n"
-        "  more.tv_nsec += 2000000;\n"
+        "  more.tv_nsec += 20000000;\n"
         "  if (more.tv_nsec >= 1000000000) { more.tv_nsec -= 1000000000; more.tv_sec += 1; }\n"
         '  int (*real)(clockid_t, int, const struct timespec *, struct timespec *) = dlsym(RTLD_NEXT, "clock_nanosleep");\n'
         "  return real(clock, flags, &more, left);\n}\n"

@@ -60,12 +60,29 @@ def deploy(deploy):
     return start
 
 
+def log_of(folder, replica=0):
+    return folder / "replicas" / f"replica-{replica}" / "requests.bin"
+
+
+@pytest.fixture
+def answered(deploy, tmp_path):
+    """Deploys, and ends it cleanly after so many requests; returns what the client wrote down, and its status."""
+
+    def start(asked, count):
+        deployment = deploy(asked)
+        wait_for_requests(count, log_of(tmp_path))
+        assert deployment.stop(timeout_s=60) == []
+        return asked_of(log_of(tmp_path)), deployment.statuses()[0]
+
+    return start
+
+
 def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
     asked = workload(ready={"path": "/health"}, concurrency=2, metrics={"step_s": 0.5}, **STREAM)
     deployment = deploy(asked, replicas=2)
     servers = [psutil.Process(target.pid) for target in deployment.targets]
     assert all("fake_streaming_server" in " ".join(server.cmdline()) for server in servers)
-    logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
+    logs = [log_of(tmp_path, index) for index in range(2)]
     wait_for_requests(40, *logs)
 
     assert deployment.stop(timeout_s=60) == []
@@ -90,16 +107,13 @@ def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
         assert set(told[told["series"] == "up"]["value"]) == {1}
 
 
-def test_a_client_of_ones_own_asks_and_tells_each_token(deploy, tmp_path):
+def test_a_client_of_ones_own_asks_and_tells_each_token(answered):
     asked = workload(
         protocol="own", client="tests.support.own_client:make", requests={"output_tokens": {"mean": TOKENS}}
     )
-    deployment = deploy(asked)
-    log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    wait_for_requests(20, log)
 
-    assert deployment.stop(timeout_s=60) == []
-    told = asked_of(log)
+    told, _ = answered(asked, 20)
+
     assert set(told["status"]) == {200}
     assert set(told["output_tokens"]) == {TOKENS}
     assert set(told["input_tokens"]) == {128}
@@ -137,8 +151,8 @@ def test_one_that_cannot_serve_is_named_with_its_reason(deploy, asked, message):
     ids=["500", "429", "mute", "a token per minute", "never ready"],
 )
 def test_one_that_never_answers_is_given_up(deploy, asked):
-    with pytest.raises(BackendError, match="replica 0 did not serve within 3 s"):
-        deploy(asked, ready_timeout_s=3)
+    with pytest.raises(BackendError, match="replica 0 did not serve within 2 s"):
+        deploy(asked, ready_timeout_s=2)
 
 
 @pytest.mark.parametrize("below", [0, 1])
@@ -199,12 +213,8 @@ def inference(protocol="oip", **changes):
 
 
 @pytest.mark.parametrize("protocol", ["oip", "oip-grpc"])
-def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, tmp_path, protocol):
-    deployment = deploy(inference(protocol, concurrency=2))
-    log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    wait_for_requests(40, log)
-    assert deployment.stop(timeout_s=60) == []
-    asked = asked_of(log)
+def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(answered, protocol):
+    asked, _ = answered(inference(protocol, concurrency=2), 40)
     assert set(asked["status"]) == {200}
     assert set(asked["ttft_ns"]) == set(asked["output_tokens"]) == {-1}
 
@@ -244,7 +254,7 @@ def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_pat
     servers = Server(first_s=FIRST_S, gap_s=GAP_S), Server(first_s=FIRST_S, gap_s=GAP_S)
     with running(*servers) as urls:
         deployment = deploy(running_already(urls), replicas=2)
-        logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
+        logs = [log_of(tmp_path, index) for index in range(2)]
         wait_for_requests(20, *logs)
         assert deployment.stop(timeout_s=60) == []
         for url, server, status in zip(urls, servers, deployment.statuses(), strict=True):
@@ -253,18 +263,15 @@ def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_pat
             urllib.request.urlopen(f"{url}/health").close()
 
 
-def test_one_behind_tls_is_asked_where_its_authority_is_trusted(deploy, tmp_path, monkeypatch):
+def test_one_behind_tls_is_asked_where_its_authority_is_trusted(answered, tmp_path, monkeypatch):
     shown, authority = vouched_for(tmp_path, "127.0.0.1")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     with running(Server(tls=shown)) as urls:
         asked = running_already(urls)
         assert urls[0].startswith("https://")
         assert check_server("llm", asked.server) == []
-        deployment = deploy(asked)
-        log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-        wait_for_requests(20, log)
-        assert deployment.stop(timeout_s=60) == []
-    assert deployment.statuses()[0]["load"]["failures"] == {}
+        _, status = answered(asked, 20)
+    assert status["load"]["failures"] == {}
 
 
 @pytest.mark.parametrize(
@@ -301,18 +308,15 @@ def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_ask
     assert not finding.away, "waiting mends no certificate"
 
 
-def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
+def test_a_trace_comes_again_at_its_times_with_its_lengths(answered, tmp_path):
     trace = tmp_path / "trace.jsonl"
     lengths, times_ms = [3, 1, 2], [7000, 7040, 7100]
     entries = zip(times_ms, lengths, strict=True)
     trace.write_text("".join(f'{{"timestamp": {ms}, "input_length": 5, "output_length": {n}}}\n' for ms, n in entries))
-    server, log = Server(), tmp_path / "replicas" / "replica-0" / "requests.bin"
+    server = Server()
     with running(server) as urls:
         asked = running_already(urls, concurrency=None, requests={}, trace={"file": str(trace), "factor": 2})
-        deployment = deploy(asked)
-        wait_for_requests(9, log)
-        assert deployment.stop(timeout_s=60) == []
-    told = asked_of(log)
+        told, _ = answered(asked, 9)
     first = told["intended_ns"].argsort()[:9]
     assert set(told["status"]) == {200}
     assert told["output_tokens"][first].tolist() == lengths * 3
@@ -324,17 +328,15 @@ def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
 
 @pytest.mark.parametrize("load", [{"concurrency": 2}, {"concurrency": None, "rate": 200}])
 @pytest.mark.parametrize("protocol", ["openai-chat", "http"])
-def test_images_and_sounds_arrive_whole(deploy, tmp_path, protocol, load):
-    server, log = Server(), tmp_path / "replicas" / "replica-0" / "requests.bin"
+def test_images_and_sounds_arrive_whole(answered, protocol, load):
+    server = Server()
     requests = STREAM["requests"] | {"image": {"width": 160, "height": 121}, "audio": {"seconds": 0.5}}
     asked = {"protocol": protocol, "requests": requests, **load}
     if protocol == "http":
         asked["body"] = {"text": "{prompt}", "image": "{image}", "audio": "{audio}"}
     with running(server) as urls:
-        deployment = deploy(running_already(urls, **asked))
-        wait_for_requests(20, log)
-        assert deployment.stop(timeout_s=60) == []
-    assert deployment.statuses()[0]["load"]["failures"] == {}
+        _, status = answered(running_already(urls, **asked), 20)
+    assert status["load"]["failures"] == {}
     for body in server.asked:
         image, audio = body.get("image"), body.get("audio")
         if protocol == "openai-chat":
@@ -394,8 +396,7 @@ def test_a_server_that_hangs_in_the_recording_does_not_pass(deploy, tmp_path):
     begin_s = time.time()
     deployment = deploy(asked)
     of_load = HANGS_AFTER - 2  # one showed that it is ready, one was its warm-up
-    log = tmp_path / "replicas" / "replica-0" / "requests.bin"
-    wait_for_requests(of_load, log)
+    wait_for_requests(of_load, log_of(tmp_path))
     window = Window(begin_s, time.time())
 
     assert deployment.stop(timeout_s=60) == []

@@ -1,9 +1,9 @@
 """Pages that a real Prometheus scrapes, with the labels that a cluster's configuration gives to each target."""
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.http_double import Answering, Double
 
 PODS = ["work-a", "work-b"]
 CONTAINERS = (
@@ -27,8 +27,9 @@ class Pages:
         self.housekeeping_s = housekeeping_s
         self.devices = devices
         self.gauges = ["DEV_GPU_UTIL", "DEV_FB_USED", "DEV_POWER_USAGE", "DEV_GPU_TEMP", "PROF_SM_ACTIVE"]
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self))
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self._server = Double(_Handler)
+        self._server.pages = self
+        self._server.__enter__()
         self.begun_s = time.time()
 
     def page(self, name):
@@ -60,7 +61,7 @@ class Pages:
         """Of the Prometheus that scrapes them."""
 
         def job(name, page, **labels):
-            target = {"targets": [f"127.0.0.1:{self._server.server_port}"], "labels": labels}
+            target = {"targets": [f"127.0.0.1:{self._server.port}"], "labels": labels}
             return {"job_name": name, "metrics_path": f"/{page}", "static_configs": [target]}
 
         jobs = [job(f"ai-{pod}", pod, namespace="inference", pod=pod, node="n1") for pod in PODS]
@@ -70,8 +71,7 @@ class Pages:
         return json.dumps({"global": scraping, "scrape_configs": jobs})
 
     def close(self):
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.__exit__()
 
 
 def replica(served):
@@ -86,18 +86,10 @@ def replica(served):
     )
 
 
-def handler(pages):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            name = self.path.strip("/")
-            body = pages.page(name).encode() if name not in pages.down else b""
-            self.send_response(500 if name in pages.down else 200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            """Say nothing."""
-
-    return Handler
+class _Handler(Answering):
+    def reply(self):
+        pages, name = self.server.pages, self.path.strip("/")
+        if name in pages.down:
+            self.answer(500)
+        else:
+            self.answer(200, pages.page(name))

@@ -1,19 +1,17 @@
 """Known samples in a real Prometheus: what the recorder made of them, and what the exporter reads back."""
 
 import time
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from prometheus_api_client import PrometheusConnect
 
 from harness.errors import NoDataError, UsageError
-from harness.metrics.catalogue import CATALOGUE, STANDARD, select
+from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.machine import ProcessUsage
 from harness.metrics.prometheus.client import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.series import NO_SAMPLE
-from harness.metrics.promql import cluster, local, render
+from harness.metrics.promql import cluster, local
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.metrics.rows import Missing, RecordingRequest
 from harness.metrics.scrape import PublishedFamily
@@ -371,19 +369,6 @@ def test_raw_samples_have_their_own_times(server, start_s):
     assert answer.series[0].times_ms.tolist() == [start_ms + 15_000 * k for k in range(1, 5)]
     with pytest.raises(NoDataError, match="no_such_metric"):
         server.raw("no_such_metric", start_ms, start_ms + 60_000)
-
-
-def test_the_clients_own_answer_is_the_same(server, start_s, exported):
-    """The adapter changes nothing in what the client's own call gives."""
-    metric = CATALOGUE["latency_p99"]
-    result = PrometheusConnect(server.url).custom_query_range(
-        render(metric, local("known"), WINDOW_S).pooled,
-        datetime.fromtimestamp(start_s, UTC),
-        datetime.fromtimestamp(start_s + (ROWS - 1) * STEP_S, UTC),
-        "5",
-    )
-    values = [float(value) for _, value in result[0]["values"]]
-    np.testing.assert_allclose(values, [row.value for row in exported.series("latency_p99", "all")], rtol=1e-12)
 
 
 def over_nodes(server, start_s, metrics, nodes):

@@ -7,7 +7,6 @@ from harness.metrics.prometheus.client import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import PrometheusSource
 from harness.metrics.rows import neighbour_of
-from harness.results.writers import ExperimentWriter
 from tests.integration.metrics.prometheus_server import NEEDED, backfill, prometheus
 from tests.support.fake_metrics import RowList
 
@@ -108,16 +107,3 @@ def test_what_one_workload_alone_publishes_is_missing_with_a_reason_for_the_othe
         'Prometheus has no sample of inference_client_output_tokens_total{namespace="team",pod=~"quiet-0"}'
     }
     assert together[0].identities["noisy/replica-0"] == {"pod": "noisy-1"}
-
-
-def test_csvs_hold_the_same_rows_metric_by_metric(server, together, tmp_path):
-    names = [metric.name for metric in METRICS]
-    with ExperimentWriter(
-        tmp_path, workload="victim", replicas=2, metrics=names, start_s=START_S, step_s=STEP_S
-    ) as writer:
-        exported(server, ORIGIN.dialect(), ORIGIN.pods, ORIGIN.neighbour_replicas(), sink=writer)
-
-    [path] = tmp_path.glob("*_throughput_*.csv")
-    written = [line.split(",")[2:4] for line in path.read_text().splitlines()[1:]]
-    rows = [row for row in together[1] if row.metric == "throughput"]
-    assert [(series, float(value)) for series, value in written] == [(row.series, row.value) for row in rows]

@@ -10,15 +10,12 @@ import contextlib
 import json
 import os
 import shutil
-import ssl
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,8 @@ import yaml
 from tests.integration.metrics.prometheus_server import wait_until_ready
 from tests.support import exporter_pages as pages
 from tests.support import monitoring_access
-from tests.support.kubelet import certificate
+from tests.support.certificates import self_signed
+from tests.support.http_double import Answering, Double
 from tests.support.kubernetes_discovery import ApiServer, Object, node_targets, pod_targets, selected
 from tests.support.monitoring import prometheus_files
 from tests.support.ports import free_port
@@ -44,41 +42,25 @@ UNKNOWN_TO_DEBIAN = "track_timestamps_staleness"
 Page = Callable[[float], str]
 
 
-class Exporter(ThreadingHTTPServer):
+class Exporter(Double):
     """Serves pages by path, made anew at every scrape; with a certificate it also wants the token."""
 
-    daemon_threads = True
-
     def __init__(self, served: dict[str, Page], certificate: Path | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler, certificate=certificate)
         self.served, self.secret = served, certificate is not None
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self.socket = context.wrap_socket(self.socket, server_side=True)
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Answering):
     server: Exporter
-    protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing: a test's output is its own."""
-
-    def do_GET(self) -> None:
+    def reply(self) -> None:
         page = self.server.served.get(self.path)
-        allowed = not self.server.secret or self.headers["Authorization"] == f"Bearer {TOKEN}"
-        status = 404 if page is None else 200 if allowed else 401
-        content = page(time.time()).encode() if page is not None and allowed else b""
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        if page is None:
+            self.answer(404)
+        elif self.server.secret and self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self.answer(401)
+        else:
+            self.answer(200, page(time.time()))
 
 
 def pod_object(
@@ -156,7 +138,7 @@ def watched_cluster(folder: Path, *, gpus: int, replicas: int, api: bool = False
         objects, nodes = _objects(stack, folder, gpus=gpus, ports=ports)
         prometheus_port = free_port()
         objects.append(pod_object("prometheus-0", "monitoring", prometheus_port, labels=_app("prometheus")))
-        source = stack.enter_context(_serving(ApiServer(objects, nodes))).url if api else ""
+        source = stack.enter_context(ApiServer(objects, nodes)).url if api else ""
         kubectl, kept = monitoring_access.Kubectl("127.0.0.1", prometheus_port), folder / "kept"
         url = monitoring_access.give(kept, kubectl, "prometheus")["url"]
         access = kubectl.values("prometheus-access")
@@ -195,7 +177,7 @@ def _objects(
     known.append(pages.Pod("kube-system", "coredns-7d8", "coredns"))
 
     def serve(served: dict[str, Page], certificate: Path | None = None) -> int:
-        return stack.enter_context(_serving(Exporter(served, certificate))).port
+        return stack.enter_context(Exporter(served, certificate)).port
 
     node = serve({"/metrics": pages.node_exporter})
     dcgm = serve({"/metrics": lambda now_s: pages.dcgm_exporter(now_s, gpus)})
@@ -205,7 +187,7 @@ def _objects(
             "/metrics": lambda now_s: pages.kubelet(now_s, pods=len(known)),
             "/metrics/cadvisor": lambda now_s: pages.cadvisor(now_s, known),
         },
-        certificate(folder),
+        self_signed(folder),
     )
     telemetry = {"name": "telemetry", "containerPort": 1, "protocol": "TCP"}
     state_pod = pod_object("kube-state-metrics-1", "monitoring", state, labels=_app("kube-state-metrics"))
@@ -240,7 +222,7 @@ def _configuration(folder: Path, pods: list[Object], nodes: list[Object], api: s
             job["basic_auth"]["password_file"] = str(folder / "access/password")
             job["tls_config"]["ca_file"] = str(folder / "access/ca.crt")
         elif "ca_file" in job.get("tls_config", {}):
-            job["tls_config"]["ca_file"] = str(folder / "kubelet.pem")
+            job["tls_config"]["ca_file"] = str(folder / "self-signed.pem")
         if api:
             job["kubernetes_sd_configs"] = [one | {"api_server": api} for one in job["kubernetes_sd_configs"]]
             continue
@@ -252,19 +234,6 @@ def _configuration(folder: Path, pods: list[Object], nodes: list[Object], api: s
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path
-
-
-@contextlib.contextmanager
-def _serving(server: Any) -> Iterator[Any]:
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        if isinstance(server, ApiServer):
-            server.ending.set()
-        server.shutdown()
-        server.server_close()
 
 
 @contextlib.contextmanager

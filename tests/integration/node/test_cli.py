@@ -12,30 +12,19 @@ import psutil
 import pytest
 
 from harness.node.checks import registered
-from tests.support import forked
+from tests.integration.node.conftest import ROOT, environment, harness, make_project
 from tests.support.module_python import module_python
 
 pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).parents[3]
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="judging this machine needs root's rights")
 no_node = pytest.mark.skipif(Path("/etc/kubernetes/admin.conf").exists(), reason="this machine is a node, and well")
 
 
-def environment(project: Path) -> dict[str, str]:
-    return {**os.environ, "COLUMNS": "120", "HARNESS_PROJECT": str(project), "PYTHONPATH": str(ROOT)}
-
-
-def harness(*words: object, project: Path = ROOT, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return forked.harness(*words, cwd=cwd, environment=environment(project))
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with two roles that only say things and write one file."""
-    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\nroles_path = roles\n")
-    (tmp_path / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={module_python()}\n")
+    make_project(tmp_path)
     role(tmp_path, "swap", '- name: Write\n  ansible.builtin.copy: {content: a, dest: "{{ playbook_dir }}/made"}\n')
     role(tmp_path, "kernel", "- name: Say\n  ansible.builtin.debug: {msg: hello}\n")
     (tmp_path / "site.yml").write_text(
@@ -170,15 +159,6 @@ def test_the_verdict_in_words_says_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 10
     assert "NO  packages/versions" in done.stdout
     assert "  do: Run the crio and kubernetes_packages roles again" in done.stdout
-
-
-@needs_root
-@no_node
-def test_an_unwell_machine_saves_no_state(tmp_path: Path) -> None:
-    done = harness("reboot-test", "--before", tmp_path / "state.json")
-    assert done.returncode == 10
-    assert "not well before the reboot" in done.stderr
-    assert not (tmp_path / "state.json").exists()
 
 
 def test_an_inventory_of_a_control_plane_alone_is_judged(tmp_path: Path) -> None:

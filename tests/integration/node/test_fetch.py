@@ -5,10 +5,8 @@ import hashlib
 import json
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from harness.node.offline import (
     fetch_file,
     release_sums,
 )
+from tests.support.http_double import Answering, Double
 
 
 class Upstream:
@@ -37,52 +36,34 @@ class Upstream:
         self.cut: dict[str, int] = {}  # path -> how many times the answer breaks off
         self.failures: dict[str, int] = {}  # path -> how many times it answers 503
         self.requests: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    @property
-    def host(self) -> str:
-        return f"127.0.0.1:{self._server.server_port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}"
+        self._server = Double(_Handler)
+        self._server.upstream = self
+        self.host, self.url = f"127.0.0.1:{self._server.port}", self._server.url
+        self._server.__enter__()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.__exit__()
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        upstream = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_arguments: Any) -> None:
-                pass
-
-            def do_GET(self) -> None:
-                path = self.path.partition("?")[0]
-                upstream.requests.append(path)
-                if upstream.failures.get(path, 0) > 0:
-                    upstream.failures[path] -= 1
-                    self._answer(503, b"busy")
-                elif path in upstream.bodies:
-                    self._answer(200, upstream.bodies[path])
-                else:
-                    self._answer(404, b"")
-
-            def _answer(self, status: int, body: bytes) -> None:
-                path = self.path.partition("?")[0]
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                if upstream.cut.get(path, 0) > 0:
-                    upstream.cut[path] -= 1
-                    body = body[: len(body) // 2]
-                self.wfile.write(body)
-
-        return Handler
+class _Handler(Answering):
+    def reply(self) -> None:
+        upstream, path = self.server.upstream, self.path.partition("?")[0]
+        upstream.requests.append(path)
+        if upstream.failures.get(path, 0) > 0:
+            upstream.failures[path] -= 1
+            self.answer(503, b"busy")
+        elif upstream.cut.get(path, 0) > 0:
+            upstream.cut[path] -= 1
+            body = upstream.bodies[path]
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+        elif path in upstream.bodies:
+            self.answer(200, upstream.bodies[path])
+        else:
+            self.answer(404)
 
 
 @pytest.fixture
@@ -142,21 +123,18 @@ def test_a_repository_becomes_a_signed_flat_mirror(upstream: Upstream, tmp_path:
     assert said == ["package kubeadm=1.35.8-1.10: was there"]
 
 
-def test_a_package_that_was_tampered_with_is_refused(upstream: Upstream, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("amd64/kubeadm_1.35.8-1.10.deb", "has the SHA-256"), ("Packages", "Packages has the SHA-256")],
+    ids=["package", "index"],
+)
+def test_what_was_tampered_with_is_refused(upstream: Upstream, tmp_path: Path, name: str, said: str) -> None:
     repository = serve_repository(upstream)
-    upstream.bodies["/deb/amd64/kubeadm_1.35.8-1.10.deb"] = b"something else"
-    with pytest.raises(FetchError, match="has the SHA-256"):
+    upstream.bodies[f"/deb/{name}"] += b"\n"
+    with pytest.raises(FetchError, match=said):
         fetch_all(wanted(repository), tmp_path, say=lambda _: None)
-    assert not list(tmp_path.rglob("*.deb"))
-    assert not list(tmp_path.rglob(".*kubeadm*"))
+    assert not [*tmp_path.rglob("*.deb"), *tmp_path.rglob(".*kubeadm*")]
     assert not (tmp_path / "apt" / "kubernetes" / "Release").exists()
-
-
-def test_an_index_that_was_tampered_with_is_refused(upstream: Upstream, tmp_path: Path) -> None:
-    repository = serve_repository(upstream)
-    upstream.bodies["/deb/Packages"] += b"\n"
-    with pytest.raises(FetchError, match="Packages has the SHA-256"):
-        fetch_all(wanted(repository), tmp_path, say=lambda _: None)
 
 
 def test_an_unsigned_repository_is_refused(upstream: Upstream, tmp_path: Path) -> None:

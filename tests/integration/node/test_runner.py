@@ -18,7 +18,7 @@ from harness.errors import NodeTimeoutError, PlaybookError, UsageError
 from harness.node.events import NodeEvent, RunStatus, RunSummary, TaskEnded, TaskOutcome, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
 from harness.supervisor import descendants
-from tests.support.module_python import module_python
+from tests.integration.node.conftest import make_project
 
 pytestmark = [
     pytest.mark.long,
@@ -38,11 +38,7 @@ SLEEPS = f"sleep\0{SLEEP_S}".encode()
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project whose only host is this machine."""
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\n")
-    (folder / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={module_python()}\n")
-    return folder
+    return make_project(tmp_path / "project")
 
 
 def write(project: Path, tasks: str, name: str = "play.yml") -> RunRequest:

@@ -1,15 +1,11 @@
 """``harness sharing``: what it asks Ansible for, and what it refuses before."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
-from tests.support import forked
-from tests.support.module_python import module_python
+from tests.integration.node.conftest import harness, make_project
 
-ROOT = Path(__file__).parents[3]
 SAY = (
     "{{ {'mode': device_plugin_sharing, 'replicas': device_plugin_replicas, 'forced': device_plugin_forced,"
     " 'profiles': device_plugin_mig_profiles | default([]), 'strategy': device_plugin_mig_strategy | default('')} | to_json }}"
@@ -19,10 +15,7 @@ SAY = (
 @pytest.fixture
 def project(tmp_path):
     """A project whose playbook of that name writes down what it was given."""
-    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\n")
-    (tmp_path / "hosts.ini").write_text(
-        f"here ansible_connection=local ansible_python_interpreter={module_python()} device_plugin_replicas=10\n"
-    )
+    make_project(tmp_path, "device_plugin_replicas=10")
     (tmp_path / "playbooks").mkdir()
     (tmp_path / "site.yml").write_text("[]\n")
     (tmp_path / "roles").mkdir()
@@ -34,8 +27,7 @@ def project(tmp_path):
 
 
 def sharing(project, *words):
-    environment = {**os.environ, "HARNESS_PROJECT": str(project), "COLUMNS": "120"}
-    return forked.harness("sharing", *words, cwd=ROOT, environment=environment)
+    return harness("sharing", *words, project=project)
 
 
 @pytest.mark.parametrize(

@@ -31,31 +31,6 @@ def serve(start, own_source):
     return start_server
 
 
-SIZED = """
-import time
-class Own:
-    name = "own"
-    def infer(self):
-        return 4
-    def serve_up_to(self):
-        def serve(inputs):
-            with open("sizes", "a") as file:
-                file.write(f"{inputs} ")
-            return inputs
-        return serve
-def make(settings):
-    return Own()
-"""
-
-
-def test_every_batch_size_is_warm_before_the_replica_is_ready_and_not_counted(start):
-    replica = start(SIZED, BATCH_SIZE="4", SCENARIO=json.dumps({"kind": "http", "rate": 1}))
-    replica.wait_until_ready()
-
-    assert {int(size) for size in (replica.folder / "sizes").read_text().split()} == {1, 2, 3, 4}
-    assert replica.metrics()["inference_requests_total"] == 0
-
-
 def ask(replica, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", replica.status["scenario"]["port"], timeout=60)
     try:
@@ -67,22 +42,23 @@ def ask(replica, method, path, body=None, headers=None):
         connection.close()
 
 
-def test_a_warm_replica_is_ready_before_anybody_asked(serve):
+def test_requests_are_served_counted_and_logged_and_what_cannot_be_is_refused(serve):
     replica = serve()
-
     assert ask(replica, "GET", "/health") == (200, {"phase": "serving"})
     assert ask(replica, "GET", "/ready") == (200, {"phase": "serving"})
     assert replica.metrics()["inference_requests_total"] == 0
 
-
-def test_single_and_batch_requests_are_served_counted_and_logged(serve):
-    replica = serve()
+    for body, status in [({"inputs": 5}, 413), ({"inputs": 0}, 422), ({"inputs": "x"}, 422), ({}, 422), (None, 422)]:
+        assert ask(replica, "POST", "/infer/batch", body)[0] == status, body
+    for value in (float("nan"), float("inf")):
+        assert ask(replica, "POST", "/infer/batch", {"inputs": value})[0] == 422
+    assert ask(replica, "POST", "/infer/batch", {"inputs": 1, "padding": "x" * 5000})[0] == 413
+    assert ask(replica, "GET", "/infer")[0] == 405
 
     assert ask(replica, "POST", "/infer")[0] == 200
     status, body = ask(replica, "POST", "/infer/batch", {"inputs": 3})
     assert (status, body["inputs"], body["batch"]) == (200, 3, 3)
     assert body["service_ms"] >= 5
-
     metrics = replica.metrics()
     assert (metrics["inference_requests_total"], metrics["inference_inputs_total"]) == (2, 4)
     assert metrics["inference_service_seconds_count"] == 2
@@ -91,18 +67,6 @@ def test_single_and_batch_requests_are_served_counted_and_logged(serve):
     replica.stop()
     assert len(replica.latencies) == 2
     assert len(np.fromfile(replica.folder / "services.bin", "<i8")) == 4
-
-
-def test_a_batch_that_cannot_be_is_refused(serve):
-    replica = serve()
-
-    for body, status in [({"inputs": 5}, 413), ({"inputs": 0}, 422), ({"inputs": "x"}, 422), ({}, 422), (None, 422)]:
-        assert ask(replica, "POST", "/infer/batch", body)[0] == status, body
-    for value in (float("nan"), float("inf")):
-        assert ask(replica, "POST", "/infer/batch", {"inputs": value})[0] == 422
-    assert ask(replica, "POST", "/infer/batch", {"inputs": 1, "padding": "x" * 5000})[0] == 413
-    assert ask(replica, "POST", "/infer")[0] == 200
-    assert ask(replica, "GET", "/infer")[0] == 405
 
 
 @pytest.fixture
@@ -127,7 +91,7 @@ def queued(replica, pool, number):
     for more in (1, number - 1):
         answers += [pool.submit(ask, replica, "POST", "/infer") for _ in range(more)]
         wanted = len(answers)
-        replica.wait_for(lambda wanted=wanted: sum(counts(replica)) == wanted, 20)
+        replica.wait_for(lambda wanted=wanted: sum(counts(replica)) == wanted)
     return answers
 
 
@@ -161,14 +125,14 @@ def test_a_full_queue_answers_429_and_its_depth_is_published(hold):
 def test_latency_counts_from_the_intended_time_where_the_sender_says_it(serve):
     replica = serve()
 
-    for late_s in (0.2, -5.0, 4000.0):  # late; in the future; another clock's
+    for late_s in (30.0, -5.0, 4000.0):  # late; in the future; another clock's
         ask(replica, "POST", "/infer", headers={"X-Intended-Ns": str(time.time_ns() - round(late_s * 1e9))})
     ask(replica, "POST", "/infer", headers={"X-Intended-Ns": "yesterday"})
     replica.stop()
 
     latencies_s = [latency_ns / 1e9 for _, latency_ns in replica.latencies]
-    assert 0.2 < latencies_s[0] < 2.0
-    assert max(latencies_s[1:]) < 0.2
+    assert latencies_s[0] > 30
+    assert max(latencies_s[1:]) < 30
 
 
 def test_a_client_that_is_cut_off_costs_the_others_nothing(serve):
@@ -213,13 +177,6 @@ def test_what_cannot_be_served_before_the_deadline_is_turned_away(hold):
     assert (code, [answer.result()[0] for answer in answers]) == (0, [503] * 5)
     assert replica.status["abandoned_requests"] == 1
     assert replica.latencies == []
-
-
-def test_a_limit_below_one_service_time_is_refused_before_anybody_waits(start, own_source):
-    replica = start(own_source(), SCENARIO=json.dumps({"kind": "http", "rate": 1, "latency_limit_ms": 1}))
-
-    assert replica.process.wait(120) == 3
-    assert "latency_limit_ms 1 is below one service time" in replica.last_line
 
 
 def test_a_request_that_fails_ends_the_replica_with_its_error(serve):

@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -146,6 +145,12 @@ def test_a_request_stuck_outside_python_is_left_behind_with_its_own_exit_code(st
         ("def other(settings): pass\n", {}, 3, "has no callable 'make'"),
         ("", {"WORKLOAD": "not_there:make"}, 3, "no module 'not_there'"),
         (OWN.format(init="pass", infer="return None"), {}, 3, "infer() of workload own must return the number"),
+        (
+            OWN.format(init="pass", infer="raise RuntimeError('CUDA out of memory. Tried to allocate 1 GiB.')"),
+            {},
+            4,
+            "out of memory: CUDA out of memory. Tried to allocate 1 GiB. Use fewer replicas",
+        ),
         ("", {"WORKLOAD": "resnet50", "DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, 3, "DEVICE: cuda is demanded"),
     ],
 )
@@ -164,15 +169,6 @@ def test_a_request_that_fails_ends_the_replica_and_keeps_the_others(start, own_s
     assert replica.status["error"] == "workload failed while serving: AssertionError: ninth request"
     assert len(replica.latencies) == 6
     assert "Traceback" in replica.log.read_text()
-
-
-def test_memory_that_runs_out_in_a_request(start, own_source):
-    replica = start(own_source(infer="raise RuntimeError('CUDA out of memory. Tried to allocate 1 GiB.')"))
-    assert replica.process.wait(120) == 4
-    assert replica.last_line == (
-        "replica: out of memory: CUDA out of memory. Tried to allocate 1 GiB. "
-        "Use fewer replicas, a smaller BATCH_SIZE or PRECISION fp16."
-    )
 
 
 def test_a_wrong_setting_is_one_line(start):
@@ -245,8 +241,10 @@ def test_thinking_is_no_latency_and_what_a_workload_publishes_begins_after_the_w
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] == 10)
     metrics = replica.metrics()
     assert metrics["inference_words_total"] == 70
-    assert metrics["inference_latency_seconds_sum"] == pytest.approx(metrics["inference_active_seconds_total"], rel=0.1)
     assert metrics["inference_idle_seconds_total"] >= 9 * 0.02
+    # Between the two a busy machine may run somebody else; all of the thinking would be more.
+    beyond_s = metrics["inference_latency_seconds_sum"] - metrics["inference_active_seconds_total"]
+    assert -0.001 < beyond_s < 0.9 * metrics["inference_idle_seconds_total"]
     assert replica.metrics()["inference_idle_seconds_total"] > metrics["inference_idle_seconds_total"]
     assert json.loads(replica.get("/status")[1])["words"] == 70
     code = replica.stop()
@@ -318,16 +316,3 @@ def test_a_time_to_run_without_a_stay_ends_with_0(start, own_source):
 
     assert replica.process.wait(120) == 0
     assert replica.status["phase"] == "stopped"
-
-
-def test_what_was_logged_up_to_now_is_served_on_demand(start, own_source):
-    replica = start(own_source(infer="time.sleep(0.002)"))
-    replica.wait_until_ready()
-    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
-
-    before = replica.metrics()["inference_requests_total"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{replica.status['port']}/latencies", timeout=60) as answer:
-        log = answer.read()
-
-    assert len(log) % 16 == 0
-    assert len(log) // 16 >= before

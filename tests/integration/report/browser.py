@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import shutil
 import subprocess
@@ -78,10 +77,6 @@ class Page:
             if message.get("id") == number:
                 assert "error" not in message, message
                 return dict(message["result"])
-
-    def screenshot(self, path: Path) -> None:
-        """Keep what the window shows."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _listen(self) -> dict[str, Any]:
         message = json.loads(self.socket.recv())

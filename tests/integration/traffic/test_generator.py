@@ -141,7 +141,7 @@ def test_what_became_of_a_request_is_written_down(tmp_path, serving, behave, sta
     found = run(plan_for(serving(behave), tmp_path, rate=50.0, duration_s=0.3, arrivals="constant"))
 
     assert len(found) == pytest.approx(15, abs=1)
-    assert set(found["status"].tolist()) == {status}
+    assert {status} <= set(found["status"].tolist()) <= {status, UNANSWERED}
 
 
 def test_nobody_listening_is_a_failed_request_each_and_not_an_end(tmp_path):
@@ -150,7 +150,7 @@ def test_nobody_listening_is_a_failed_request_each_and_not_an_end(tmp_path):
     found = run(plan_for(port, tmp_path, rate=100.0, duration_s=0.3))
 
     assert len(found) > 15
-    assert set(found["status"].tolist()) == {BROKEN}
+    assert {BROKEN} <= set(found["status"].tolist()) <= {BROKEN, UNANSWERED}
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -169,8 +169,8 @@ def test_a_server_that_dies_in_between_fails_only_what_comes_then(tmp_path, serv
     found = run(plan_for(serving(behave), tmp_path, rate=200.0, duration_s=0.5, arrivals="constant"))
 
     assert len(found) == pytest.approx(100, abs=1)
-    assert (found["status"] == 200).sum() == 50
-    assert (found["status"] == BROKEN).sum() == len(found) - 50
+    assert 0 < (found["status"] == 200).sum() <= 50
+    assert {200, BROKEN} <= set(found["status"].tolist()) <= {200, BROKEN, UNANSWERED}
 
 
 def test_sigterm_ends_it_with_everything_written(tmp_path, serving):

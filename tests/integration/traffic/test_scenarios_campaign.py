@@ -6,11 +6,14 @@ import pytest
 
 from harness.analysis.client_result import read_scenarios
 from harness.backends.local import LocalBackend
+from harness.campaign.events import RowsRecorded
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
+from harness.errors import ReasonCode
 from harness.results.manifest import Status, read_manifest
 from harness.spec import WorkloadSpec
+from tests.support.campaigns import BUSY
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.processes import marked
 
@@ -26,15 +29,17 @@ def run(tmp_path):
     """Run a campaign of these workloads on real processes; returns its folder, and checks that nothing is left."""
     folders = []
 
-    def run_campaign(*workloads, replicas=1, **timing):
+    def run_campaign(*workloads, replicas=1, listener=None):
         spec = campaign(
             workloads=list(workloads),
             replicas=[replicas],
-            timing=FAST | {"step_s": 0.25, "stabilise_s": 0.5, "record_s": 2.0} | timing,
+            timing=FAST | {"step_s": 0.25, "stabilise_s": 0.5, "record_s": 2.0},
             limits={"retries": 0},
         )
         folders.append(create(tmp_path / "results", spec, text="x", source="shipped:test"))
-        CampaignRunner(folders[-1], LocalBackend(folders[-1].campaign_id)).run()
+        CampaignRunner(
+            folders[-1], LocalBackend(folders[-1].campaign_id), listener=listener or (lambda _event: None)
+        ).run()
         return folders[-1].path
 
     yield run_campaign
@@ -55,19 +60,23 @@ def test_http_and_loadgen_replicas_are_loaded_recorded_judged_and_verified(run):
 
     assert verify_campaign(folder).ok
     found = {each["scenario"]: each for each in read_scenarios(folder)}
+    codes = {
+        name: {one["code"] for one in manifest.findings} | set(manifest.verdict.codes)
+        for name, manifest in manifests(folder).items()
+    }
     for kind, each in found.items():
         results = each["results"]
         assert results["intended_per_s"] == 160, kind
         assert 0 < results["achieved_per_s"] < 1.4 * 160, kind  # a busy machine achieves less
         assert results["latency_ms"]["p50"] >= results["service_ms"]["p50"] >= 2, kind
-        assert results["limit_met"], kind
+        assert results["limit_met"] or ReasonCode.LATENCY_LIMIT in codes[kind], kind
         assert each["gpu_name"] is None or each["gpu_memory_bytes"], kind
-    assert found["http"]["results"]["statuses"].keys() == {"200"}
+    assert found["http"]["results"]["statuses"]["200"] > 0
     assert found["server"]["loadgen"][0]["validity"] in {"VALID", "INVALID"}
     assert any("MLPerf's rules ask for 600" in reason for reason in found["server"]["validity"]["reasons"])
 
     for name, manifest in manifests(folder).items():
-        assert manifest.verdict.status is not Status.INVALID, manifest.verdict.reasons
+        assert set(manifest.verdict.codes) <= BUSY, manifest.verdict.reasons
         assert "scenario.json" in manifest.files
         assert "replicas/replica-1/services.bin" in manifest.files
         assert manifest.rows == 9, name
@@ -81,7 +90,7 @@ def test_a_rate_that_no_server_can_hold_degrades_with_what_was_intended_and_answ
     )
 
     for name, manifest in manifests(folder).items():
-        assert manifest.verdict.status is Status.DEGRADED
+        assert ReasonCode.RATE_NOT_HELD in manifest.verdict.codes
         reasons = " ".join(manifest.verdict.reasons)
         assert "The rate cannot be held: " in reasons, name
         assert "answered" in reasons
@@ -97,14 +106,20 @@ def test_a_limit_below_one_service_time_ends_before_anything_is_recorded(run):
     assert not (folder / manifest.experiment_id / "scenario.json").exists()
 
 
-def test_a_server_that_dies_is_said_and_its_load_ends(run):
-    folder = run(
-        workload("dying", "dies_after", scenario={"kind": "http", "rate": 50}, options={"after_s": 2.0, "replica": 1}),
-        replicas=2,
+def test_a_server_that_dies_is_said_and_its_load_ends(run, tmp_path):
+    told = tmp_path / "told"
+
+    def tell(event):
+        if isinstance(event, RowsRecorded) and event.rows == 2:
+            told.touch()
+
+    dying = workload(
+        "dying", "dies_when_told", scenario={"kind": "http", "rate": 50}, options={"told": str(told), "replica": 1}
     )
+    folder = run(dying, replicas=2, listener=tell)
 
     [manifest] = manifests(folder).values()
-    assert manifest.verdict.status is Status.DEGRADED
+    assert ReasonCode.REPLICA_DIED in manifest.verdict.codes
     assert any("replica 1 exited with 7" in reason for reason in manifest.verdict.reasons)
     scenario = json.loads((folder / manifest.experiment_id / "scenario.json").read_text())
     assert scenario["results"]["statuses"]["0"] > 0

@@ -93,11 +93,16 @@ def test_the_whole_test_judges_reboots_judges_and_converges(monkeypatch: pytest.
     assert document["after"][0]["boot_id"] == "two"
 
 
-def test_a_node_that_is_unwell_before_is_not_rebooted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_is_unwell_before_is_not_rebooted_and_leaves_no_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     story = Story(monkeypatch, verdict("one", BAD))
     with pytest.raises(NodeError, match="not well before the reboot"):
         story.test().run()
     assert story.runs == []
+    with pytest.raises(NodeError, match="not well before the reboot"):
+        Story(monkeypatch, verdict("one", BAD)).test().save_state(tmp_path / "state.json")
+    assert not (tmp_path / "state.json").exists()
 
 
 def test_the_machine_we_are_on_is_not_rebooted(monkeypatch: pytest.MonkeyPatch) -> None:
