@@ -16,6 +16,7 @@ from typing import TypeVar
 
 _NO_LIMIT = 1 << 60
 """Version 1 writes a number of bytes about as large as can be where there is no limit."""
+_MOST_MEMORY = ("memory.max", "memory.limit_in_bytes")
 T = TypeVar("T")
 N = TypeVar("N", int, float)
 
@@ -60,33 +61,28 @@ class Cgroup:
     def limits(self) -> CgroupLimits:
         """The tightest limits on the way up."""
         return CgroupLimits(
-            cpus=_tightest(self._each("cpu", _quota_v2, _quota_v1)),
-            cpuset_cpus=_first(self._each("cpuset", _cpuset, _cpuset)),
-            memory_bytes=_tightest(
-                self._each("memory", partial(_number, "memory.max"), partial(_number, "memory.limit_in_bytes"))
-            ),
-            memory_high_bytes=_tightest(self._each("memory", partial(_number, "memory.high"), lambda _folder: None)),
-            pids=_tightest(self._each("pids", partial(_number, "pids.max"), partial(_number, "pids.max"))),
+            cpus=_tightest(self._each("cpu", _quota)),
+            cpuset_cpus=_first(self._each("cpuset", _cpuset)),
+            memory_bytes=_tightest(self._each("memory", partial(_number, *_MOST_MEMORY))),
+            memory_high_bytes=_tightest(self._each("memory", partial(_number, "memory.high"))),
+            pids=_tightest(self._each("pids", partial(_number, "pids.max"))),
         )
 
     def counters(self) -> CgroupCounters:
         """Throttled periods of every level, and processes killed for want of memory in the groups of this process."""
-        kills = _first(self._each("memory", partial(_kills, "memory.events"), partial(_kills, "memory.oom_control")))
+        kills = _first(self._each("memory", _kills))
         if kills is None:
             kills = _words(self._process.parent / "vmstat").get("oom_kill")  # of the whole machine
-        periods = [counted for counted in self._each("cpu", _periods, _periods) if counted is not None]
+        periods = [counted for counted in self._each("cpu", _periods) if counted is not None]
         return CgroupCounters(tuple(periods), kills)
 
     def memory_free_bytes(self) -> int | None:
         """What is left below the tightest limit, caches counted as free; None: there is no limit."""
-        in_v2 = partial(_free, "memory.max", "memory.current", "inactive_file")
-        in_v1 = partial(_free, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        return _tightest(self._each("memory", in_v2, in_v1))
+        return _tightest(self._each("memory", _free))
 
-    def _each(self, controller: str, in_v2: Callable[[Path], T], in_v1: Callable[[Path], T]) -> list[T]:
-        """What is read at every level, from the process's own group up."""
-        folders, version = self._way_up(controller)
-        return [(in_v2 if version == 2 else in_v1)(folder) for folder in folders]
+    def _each(self, controller: str, read: Callable[..., T]) -> list[T]:
+        """What is read at every level, from the process's own group up; files of both versions have names of their own."""
+        return [read(folder=folder) for folder in self._way_up(controller)[0]]
 
     def _way_up(self, controller: str) -> tuple[list[Path], int]:
         """Folders of the groups that have a controller, the process's own first, and the version of their interface."""
@@ -139,20 +135,15 @@ def _words(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def _number(name: str, folder: Path) -> int | None:
-    text = _text(folder / name).strip()
-    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
+def _number(*names: str, folder: Path) -> int | None:
+    """Of the first of these files that has one below what stands for no limit."""
+    texts = [_text(folder / name).strip() for name in names]
+    return next((int(text) for text in texts if text.isdigit() and int(text) < _NO_LIMIT), None)
 
 
-def _quota_v2(folder: Path) -> float | None:
-    return _ratio(*_text(folder / "cpu.max").strip().partition(" ")[::2])
-
-
-def _quota_v1(folder: Path) -> float | None:
-    return _ratio(_text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip())
-
-
-def _ratio(quota: str, period: str) -> float | None:
+def _quota(folder: Path) -> float | None:
+    in_v1 = f"{_text(folder / 'cpu.cfs_quota_us').strip()} {_text(folder / 'cpu.cfs_period_us')}"
+    quota, _, period = (_text(folder / "cpu.max") or in_v1).strip().partition(" ")
     return int(quota) / int(period) if quota.isdigit() and period.isdigit() else None  # "max" and -1: none
 
 
@@ -170,15 +161,17 @@ def _cpuset(folder: Path) -> int | None:
     return sum(int(last or first) - int(first) + 1 for first, _, last in ends)
 
 
-def _kills(name: str, folder: Path) -> int | None:
-    return _words(folder / name).get("oom_kill")
+def _kills(folder: Path) -> int | None:
+    return (_words(folder / "memory.oom_control") | _words(folder / "memory.events")).get("oom_kill")
 
 
-def _free(limit: str, usage: str, cache: str, folder: Path) -> int | None:
-    most, used = _number(limit, folder), _number(usage, folder)
+def _free(folder: Path) -> int | None:
+    most = _number(*_MOST_MEMORY, folder=folder)
+    used = _number("memory.current", "memory.usage_in_bytes", folder=folder)
     if most is None or used is None:
         return None
-    return max(most - used + _words(folder / "memory.stat").get(cache, 0), 0)
+    counted = _words(folder / "memory.stat")
+    return max(most - used + counted.get("total_inactive_file", counted.get("inactive_file", 0)), 0)
 
 
 def _tightest(limits: list[N | None]) -> N | None:

@@ -38,29 +38,21 @@ def gpu_to_probe(sharing: Sharing) -> GpuFacts:
     if not gpus:
         raise PreflightError(f"There is no GPU to probe: {why_none}.", advice="harness doctor says what is missing.")
     gpu = gpus[0]
-    problem, advice = _problem(gpu)
-    if problem:
-        raise PreflightError(f"{gpu.name} cannot be probed: {problem}.", advice=advice)
+    daemons = [pid for mode in MODES.values() for pid in mode.running([gpu.uuid])]
+    set_mode = gpu.compute_mode not in {"", "default"}
+    for wrong, problem, advice in (
+        (gpu.mig, "MIG is on, and its instances take no turns with each other", "Turn MIG off: nvidia-smi -mig 0."),
+        (set_mode, f"its compute mode is {gpu.compute_mode}", "Set it back: nvidia-smi -c DEFAULT."),
+        (gpu.processes, f"other processes compute on it: {_listed(gpu.processes)}", "End them, or choose another GPU."),
+        (daemons, f"an MPS daemon serves it: {_listed(daemons)}", "End it: echo quit | nvidia-cuda-mps-control."),
+    ):
+        if wrong:
+            raise PreflightError(f"{gpu.name} cannot be probed: {problem}.", advice=advice)
     return gpu
 
 
-def _problem(gpu: GpuFacts) -> tuple[str, str]:
-    if gpu.mig:
-        return "MIG is on, and its instances take no turns with each other", "Turn MIG off: nvidia-smi -mig 0."
-    if gpu.compute_mode not in {"", "default"}:
-        return f"its compute mode is {gpu.compute_mode}", "Set it back: nvidia-smi -c DEFAULT."
-    if gpu.processes:
-        return (
-            f"other processes compute on it: {', '.join(map(str, gpu.processes))}",
-            "End them, or choose another GPU.",
-        )
-    daemons = [pid for mode in MODES.values() for pid in mode.running([gpu.uuid])]
-    if daemons:
-        return (
-            f"an MPS daemon serves it: {', '.join(map(str, daemons))}",
-            "End it: echo quit | nvidia-cuda-mps-control.",
-        )
-    return "", ""
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))
 
 
 def probe(

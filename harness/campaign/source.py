@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -147,7 +148,7 @@ def starter_text(name: str) -> str:
         if key == "workloads":
             lines += _workloads()
         elif key in SECTIONS:
-            lines += _section(key, SECTIONS[key])
+            lines += [f"# {key}:", *_fields(SECTIONS[key], 2)]
         else:
             lines.append(_entry(key, field, shown))
     return "\n".join(lines) + "\n"
@@ -183,14 +184,7 @@ def _clean(name: str) -> str:
 
 
 def _workloads() -> list[str]:
-    lines = ["workloads:", "  - name: resnet50"]
-    for key, field in WorkloadSpec.model_fields.items():
-        if key in {"server", "variant_of"}:
-            continue
-        if key != "name":
-            lines += _comment(field.description or "", indent=4)
-            lines.append("    " + _entry(key, field, {}))
-    return [*lines, *_server()]
+    return ["workloads:", "  - name: resnet50", *_fields(WorkloadSpec, 4, {"name", "server", "variant_of"}), *_server()]
 
 
 def _server() -> list[str]:
@@ -206,11 +200,11 @@ def _server() -> list[str]:
     return lines
 
 
-def _section(name: str, model: type[StrictModel]) -> list[str]:
-    lines = [f"# {name}:"]
+def _fields(model: type[StrictModel], indent: int, left_out: Collection[str] = ()) -> list[str]:
+    lines = []
     for key, field in model.model_fields.items():
-        lines += _comment(field.description or "", indent=2)
-        lines.append("  " + _entry(key, field, {}))
+        if key not in left_out:
+            lines += [*_comment(field.description or "", indent=indent), " " * indent + _entry(key, field, {})]
     return lines
 
 

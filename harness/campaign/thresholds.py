@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,10 +83,6 @@ class Thresholds:
                 f"--fail-on regression: {who} has one repeat, so there is no interval and nothing can be found to be worse.",
                 advice="Set repeats: 3 in the campaign file, and measure the baseline in the same way.",
             )
-
-    def of_run(self) -> Thresholds:
-        """The same for a command that runs experiments, which fails on INVALID ones in any case."""
-        return replace(self, wanted=self.wanted | {FailOn.INVALID})
 
     def of_plan(self, spec: CampaignSpec, findings: Sequence[Issue]) -> Judgement:
         """What is known before anything runs: what preflight found, and an objective that the recording is too short for."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
 
+from harness import errors
 from harness.cli import output
 from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
 from harness.errors import CampaignFileError, PreflightError, UsageError, counted, duration
@@ -312,7 +313,8 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         output.note("writing the report")
         answer |= figures(analysis, report_of(analysis))
     explained = outcome.statuses.keys() - outcome.invalid
-    judged = wanted.of_run().judge(
+    also_invalid = replace(wanted, wanted=wanted.wanted | {errors.FailOn.INVALID})
+    judged = also_invalid.judge(
         {name: end for name, end in outcome.statuses.items() if end is not Status.INVALID or name not in explained},
         slo,
         wanted.against_baseline(analysis) if analysis else (),

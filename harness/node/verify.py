@@ -133,9 +133,6 @@ def judge(host: str, node: Node, checks: Sequence[NodeCheck]) -> NodeVerdict:
     boot_id = (node.machine.read("/proc/sys/kernel/random/boot_id") or "").strip()
     verdict = NodeVerdict(host, boot_id, datetime.now(UTC).isoformat(timespec="seconds"), [])
     for check in checks:
-        if node.expected.kind not in check.kinds:
-            verdict.not_applicable.append(NotApplicableCheck(check.name, f"this node is a {node.expected.kind}"))
-            continue
         try:
             verdict.checks.append(run_check(check, node))
         except NotApplicableError as reason:

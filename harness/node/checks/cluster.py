@@ -26,6 +26,11 @@ _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _FAILED_PODS_MAX = 100
 _UPGRADE_MARK = "gpu-sharing-harness/cordoned-by-upgrade"
 _KUBELET = "kubelet.service"
+_WORKLOADS = (
+    ("deployments", "replicas", "readyReplicas"),
+    ("daemonsets", "desiredNumberScheduled", "numberReady"),
+)
+"""What has pods: its kind, and the names of how many it wants and how many are ready."""
 _GPU_NAMESPACE = "gpu-system"
 _GPU_LABEL = "nvidia.com/gpu.present"
 _PRODUCT = "nvidia.com/gpu.product"
@@ -57,17 +62,6 @@ def _condition(item: dict[str, Any], kind: str) -> str:
             status = str(condition["status"])
             return status if status == "True" else f"{status}: {condition.get('message', 'no message')}"
     return "no such condition"
-
-
-def _workloads(node: Node, kind: str, desired: str, ready: str) -> dict[str, tuple[int, int]]:
-    """namespace/name -> (wanted, ready) of every Deployment or DaemonSet."""
-    return {
-        f"{item['metadata']['namespace']}/{item['metadata']['name']}": (
-            int((item["spec"] if desired == "replicas" else item["status"]).get(desired, 0)),
-            int(item.get("status", {}).get(ready, 0)),
-        )
-        for item in node.objects(kind, "--all-namespaces")
-    }
 
 
 here_check = partial(check, kinds=HERE)
@@ -121,13 +115,15 @@ def pod_network_is_ours(node: Node) -> Observation:
 @here_check("cluster/system-pods", "`kubectl get pods -A` and `kubectl describe` the ones named here.")
 def workloads_are_available(node: Node) -> Observation:
     """Every Deployment and DaemonSet has all its pods ready."""
-    all_workloads = {
-        **_workloads(node, "deployments", "replicas", "readyReplicas"),
-        **_workloads(node, "daemonsets", "desiredNumberScheduled", "numberReady"),
-    }
-    short = [f"{name} {ready}/{wanted}" for name, (wanted, ready) in all_workloads.items() if ready < wanted]
-    seen = f"{len(all_workloads)} of them, not ready: {listed(short)}"
-    return Observation(bool(all_workloads) and not short, "all pods of every Deployment and DaemonSet ready", seen)
+    short, number = [], 0
+    for kind, desired, ready in _WORKLOADS:
+        for item in node.objects(kind, "--all-namespaces"):
+            status, number = item.get("status", {}), number + 1
+            wanted, there = int(item["spec"].get(desired, status.get(desired, 0))), int(status.get(ready, 0))
+            if there < wanted:
+                short.append(f"{item['metadata']['namespace']}/{item['metadata']['name']} {there}/{wanted}")
+    seen = f"{number} of them, not ready: {listed(short)}"
+    return Observation(bool(number) and not short, "all pods of every Deployment and DaemonSet ready", seen)
 
 
 def _calico(node: Node) -> None:

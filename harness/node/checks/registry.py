@@ -143,6 +143,7 @@ class NodeCheck:
 
     def look(self, node: Node) -> Observation:
         """What it sees. Raises NotApplicableError and CannotLookError."""
+        needs(node.expected.kind in self.kinds, f"this node is a {node.expected.kind}")
         if self.when is not None:
             self.when(node)
         return self.function(node)
