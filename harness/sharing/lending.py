@@ -210,26 +210,20 @@ def _check_node(node: Object, how: Lending, modes: Sequence[SharingMode]) -> Ite
         advice = "Take a node pool with time-sharing, MIG, or whole GPUs."
         yield refusal(f"{place} has {mode_of(of_gke).gke_refusal}.", advice)
         return
-    denied = f" ({'; '.join(how.denied)})" if how.denied else ""
+    denied, by = f" ({'; '.join(how.denied)})" if how.denied else "", in_words(how.modes)
     for mode in modes:
         trusted = f"{mode.sharing.value} is taken on trust{denied}."
-        if not how.modes:
-            yield Issue(IssueLevel.WARNING, "sharing", f"{place} does not show how its GPUs are shared: {trusted}")
-        elif mode.sharing not in how.modes:
-            message = f"{place} shares its GPUs by {in_words(how.modes)}, as {how.source or 'its labels'} shows{denied}, and the campaign says {mode.sharing.value}."
+        if mode.sharing not in how.modes and how.modes:
+            shown = f"{place} shares its GPUs by {by}, as {how.source or 'its labels'} shows{denied}"
             advice = (
                 f"Switch the cluster: {mode.switch_command}; or say what there is: `sharing: [{min(how.modes).value}]`."
             )
-            yield refusal(message, advice)
+            yield refusal(f"{shown}, and the campaign says {mode.sharing.value}.", advice)
+        elif not how.modes:
+            yield Issue(IssueLevel.WARNING, "sharing", f"{place} does not show how its GPUs are shared: {trusted}")
         elif how.stranger:
             yield Issue(IssueLevel.WARNING, "sharing", f"{place} has its GPUs shared by {how.stranger}: {trusted}")
         elif how.denied:
-            message = (
-                f"{place} shares its GPUs by {in_words(how.modes)}, as {how.source} shows; but {'; '.join(how.denied)}."
-            )
-            yield Issue(
-                IssueLevel.WARNING,
-                "sharing",
-                message,
-                "Which is right? Mend the other: somebody set it by hand, or the plugin restarts.",
-            )
+            advice = "Which is right? Mend the other: somebody set it by hand, or the plugin restarts."
+            message = f"{place} shares its GPUs by {by}, as {how.source} shows{denied}."
+            yield Issue(IssueLevel.WARNING, "sharing", message, advice)

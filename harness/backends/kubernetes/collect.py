@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -77,68 +77,46 @@ def finished(api: KubernetesApi, replica: PodReplica) -> bool:
 
 
 def refuse_what_differs(statuses: Sequence[Status], experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
-    """Refuse replicas that would measure something else. Raises BackendError for the first thing that differs."""
-    refuse_missing_library(statuses, experiment)
-    refuse_silent_cpu(statuses, experiment, spec)
-    sharing = cluster_sharing(spec)
-    mode, limits = mode_of(experiment.sharing), mode_of(experiment.sharing).pod_environment(experiment)
+    """Raise BackendError for the first replica that would measure something else."""
     for status in statuses:
-        who = f"replica {status['replica']} (pod {status['pod']})"
-        if contradiction := mode.contradiction(status):
-            denied = f" ({'; '.join(status.get('sharing_denied') or ())})" if status.get("sharing_denied") else ""
-            message = f"{who} {contradiction}, and it was to be under {experiment.sharing.value}{denied}."
-            raise BackendError(message, advice=sharing.log_advice)
-        if why := _smaller(status, experiment):
-            raise BackendError(
-                f"{who} {why}.",
-                advice="Lend fewer slices, ask for less (`mps.share`), or leave `mps` out and take what the slice has.",
-            )
-        has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
-        if limits and has is not None and has != limits:
-            raise BackendError(
-                f"{who} has the limits {has} under MPS and not {limits}.",
-                advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
-            )
+        for why, advice, code in _differences(status, experiment, spec):
+            raise BackendError(f"replica {status['replica']} (pod {status['pod']}) {why}.", advice=advice, code=code)
 
 
-def _smaller(status: Status, experiment: ExperimentSpec) -> str:
-    """How much less of the GPU's multiprocessors a replica has than the campaign says; empty: it has them, or it is not known."""
-    limits = experiment.mps if mode_of(experiment.sharing).concurrent else None
-    wanted = limits.percentage(experiment.replicas_per_gpu) if limits else None
-    has, whole = status.get("multiprocessors"), (status.get("gpu") or {}).get("multiprocessors")
-    if not has or not whole or wanted is None or has > whole * wanted / 100 - SM_STEP:
-        return ""
-    return f"has {has} of the {whole} SMs of its GPU ({has / whole:.1%}), and the campaign says {wanted:g} %"
-
-
-def refuse_missing_library(statuses: Sequence[Status], experiment: ExperimentSpec) -> None:
-    """The loader leaves out what it does not find, with a mere remark: a layer without cost would be measured. Raises BackendError."""
-    layer = layer_in_pod(experiment)
-    if layer is None or layer.preload is None:
-        return
-    for status in statuses:
-        if layer.preload not in status.get("preloaded", ()):
-            raise BackendError(
-                f"replica {status['replica']} (pod {status['pod']}) runs without the layer's library {layer.preload}: the "
-                "loader did not take it.",
-                advice=f"Is it built for `kubernetes.image`, and {'what it needs itself' if layer.preload_image else 'it'} in "
-                "there? The replica's log has what the loader says.",
-            )
-
-
-def refuse_silent_cpu(statuses: Sequence[Status], experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
-    """A replica that was given a GPU and does not use it would be measured for hours on the CPU. Raises BackendError."""
-    workload = experiment.workload
-    if not spec.gpus_per_replica or workload.device is Device.CPU or workload.factory is not None:
-        return
-    on_cpu = [status for status in statuses if status.get("device") == "cpu"]
-    if on_cpu:
-        raise BackendError(
-            f"replica {on_cpu[0]['replica']} (pod {on_cpu[0]['pod']}) runs on the CPU although it was given "
-            f"{f'{spec.slice_resource}: {spec.gpus_per_replica}' if spec.slice_resource else 'a GPU'}.",
-            advice="Check `kubernetes.runtime_class` (a claim needs CDI in the node's container runtime) and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
-            code=ReasonCode.NOT_ON_GPU,
+def _differences(
+    status: Status, experiment: ExperimentSpec, spec: KubernetesSpec
+) -> Iterator[tuple[str, str, ReasonCode]]:
+    """What of a replica is not as it was to be, and what to do."""
+    workload, mode, layer = experiment.workload, mode_of(experiment.sharing), layer_in_pod(experiment)
+    if layer and layer.preload and layer.preload not in status.get("preloaded", ()):  # with a mere remark of the loader
+        needs = "what it needs itself" if layer.preload_image else "it"
+        why = f"runs without the layer's library {layer.preload}: the loader did not take it"
+        advice = (
+            f"Is it built for `kubernetes.image`, and {needs} in there? The replica's log has what the loader says."
         )
+        yield why, advice, ReasonCode.BACKEND
+    may_be_on_cpu = not spec.gpus_per_replica or workload.device is Device.CPU or workload.factory is not None
+    if status.get("device") == "cpu" and not may_be_on_cpu:
+        has = f"{spec.slice_resource}: {spec.gpus_per_replica}" if spec.slice_resource else "a GPU"
+        advice = (
+            "Check `kubernetes.runtime_class` (a claim needs CDI in the node's container runtime) and that the image's torch is "
+            "built with CUDA; or set device: cpu if this is wanted."
+        )
+        yield f"runs on the CPU although it was given {has}", advice, ReasonCode.NOT_ON_GPU
+    if why := mode.contradiction(status):
+        denied = "; ".join(["", *status.get("sharing_denied", ())])
+        why = f"{why}, and it was to be under {experiment.sharing.value}{denied}"
+        yield why, cluster_sharing(spec).log_advice, ReasonCode.BACKEND
+    limits, share = mode.pod_environment(experiment), experiment.mps if mode.concurrent else None
+    percent = share.percentage(experiment.replicas_per_gpu) if share else None
+    sms, whole = status.get("multiprocessors"), (status.get("gpu") or {}).get("multiprocessors")
+    if sms and whole and percent is not None and sms <= whole * percent / 100 - SM_STEP:
+        why = f"has {sms} of the {whole} SMs of its GPU ({sms / whole:.1%}), and the campaign says {percent:g} %"
+        advice = "Lend fewer slices, ask for less (`mps.share`), or leave `mps` out and take what the slice has."
+        yield why, advice, ReasonCode.BACKEND
+    if limits and status.get("mps_limits", limits) not in (None, limits):  # None: it cannot be seen
+        advice = "Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`."
+        yield f"has the limits {status['mps_limits']} under MPS and not {limits}", advice, ReasonCode.BACKEND
 
 
 def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:

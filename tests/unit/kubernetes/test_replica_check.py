@@ -37,7 +37,7 @@ def said(**status):
 def test_a_server_without_a_cuda_context_is_not_on_the_gpu_that_its_pod_was_given(on, wanted, changes, refused):
     given = r"runs on the CPU although it was given nvidia\.com/gpu: 1"
     with pytest.raises(BackendError, match=given) if refused else contextlib.nullcontext() as caught:
-        collect.refuse_silent_cpu(said(device=on), asked(device=wanted), KubernetesSpec(**changes))
+        collect.refuse_what_differs(said(device=on), asked(device=wanted), KubernetesSpec(**changes))
     assert not refused or caught.value.code is ReasonCode.NOT_ON_GPU
 
 
