@@ -152,8 +152,7 @@ class Cell:
 
     ``planned``: repeats that the campaign asks for; None when the plan is not known, or follows from the results. ``shares``: what an
     interval may take of the usual error, by campaign whose repeats ended when something was known. ``estimates``: measure to its mean
-    over the repeats used; ``absent``: measure to the reason why there is none. ``speed_up``: throughput over that of one replica, and
-    ``efficiency``: that over replicas; None with a reason in ``absent``.
+    over the repeats used, and ``speed_up`` and ``efficiency``; ``absent``: measure to the reason why there is none.
     """
 
     key: ConfigurationKey
@@ -162,8 +161,6 @@ class Cell:
     shares: dict[str, float] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    speed_up: Estimate | None = None
-    efficiency: Estimate | None = None
 
     @property
     def workload(self) -> str:
@@ -407,17 +404,17 @@ def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
             why = cell.absent.get("throughput", "no run of it can be used")
         elif not alone:
             why = "no usable run of one replica to compare with"
-        elif cell is single:
-            cell.speed_up = Estimate(1.0, None, None, len(own), None, "one by definition")
         else:
             try:
-                cell.speed_up = ratio(own, alone, shared(cell, single))
+                cell.estimates["speed_up"] = (
+                    Estimate(1.0, None, None, len(own), None, "one by definition")
+                    if cell is single
+                    else ratio(own, alone, shared(cell, single))
+                )
+                cell.estimates["efficiency"] = cell.estimates["speed_up"].scaled(1 / cell.replicas)
             except ValueError as error:
                 why = str(error)
-        if cell.speed_up is None:
-            cell.absent |= {"speed_up": why, "efficiency": why}
-        else:
-            cell.efficiency = cell.speed_up.scaled(1 / cell.replicas)
+        cell.absent |= {"speed_up": why, "efficiency": why} if why else {}
 
 
 def _unfinished(analysis: CampaignAnalysis, unreadable: Mapping[str, str]) -> list[Unfinished]:

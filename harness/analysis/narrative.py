@@ -152,8 +152,9 @@ def _answer(cells: Sequence[Cell]) -> str:
     idle = max((run.replica_throughput.count(0.0) for run in last.used), default=0)
     serve = f"{f', of which {idle} served nothing,' if idle else ''} {'serves' if last.replicas == 1 else 'serve'}"
     parts = [f"{replicas_in_words(last.replicas)}{serve} {rate}"]
-    if last is not first and last.speed_up and last.efficiency:
-        gain, each_percent = times(last.speed_up, "95 % interval "), 100 * last.efficiency.mean
+    speed_up, efficiency = (last.estimates.get(name) for name in ("speed_up", "efficiency"))
+    if last is not first and speed_up and efficiency:
+        gain, each_percent = times(speed_up, "95 % interval "), 100 * efficiency.mean
         parts.append(f"{gain} what one does, so each works at {each_percent:.0f} % of its speed alone")
     p99, alone = (cell.estimates.get("latency_p99_exact") for cell in (last, first))
     if p99 and alone and last is not first:

@@ -83,10 +83,8 @@ def headline(analysis: CampaignAnalysis) -> list[dict[str, Any]]:
 
 
 def _lines(cell: Cell) -> Iterator[tuple[str, str, Estimate | None]]:
-    for name in (*METRICS, *cell.own):
-        yield name, ALL[name].unit, cell.estimates.get(name)
-    for name, estimate in (("speed_up", cell.speed_up), ("efficiency", cell.efficiency)):
-        yield name, OF_CONFIGURATIONS[name].unit, estimate
+    for name in (*METRICS, *cell.own, "speed_up", "efficiency"):
+        yield name, (ALL.get(name) or OF_CONFIGURATIONS[name]).unit, cell.estimates.get(name)
 
 
 def _cell_document(cell: Cell) -> dict[str, Any]:

@@ -77,11 +77,11 @@ class Curve:
 def overview(analysis: CampaignAnalysis) -> Picture | None:
     """Speed-up and p99 of all workloads side by side; None when there are fewer than two to show."""
     groups = _groups(analysis)
-    if len({cell.workload for cells in groups.values() for cell in cells if cell.speed_up}) < 2:
+    if len({cell.workload for cells in groups.values() for cell in cells if "speed_up" in cell.estimates}) < 2:
         return None
     ticks = _counts([cell for cells in groups.values() for cell in cells])
     ideal = PlotSeries(x=ticks, y=ticks, name="ideal", colour=FAINT, dashes=":")
-    speed_up = Curve("speed_up", pick=lambda cell: cell.speed_up, of="throughput")
+    speed_up = Curve("speed_up", pick=lambda cell: cell.estimates.get("speed_up"), of="throughput")
     left, right = [ideal], []
     for index, (label, cells) in enumerate(groups.items()):
         left += speed_up.series(cells, label, index, "-")
@@ -109,7 +109,7 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
         return None
     latencies = [Curve(f"latency_{name}_exact", name, _MS, dashes=dashes) for name, dashes in _DASHES.items()]
     kinds = "p50 dotted, p95 dashed" if len(groups) > 1 else ""
-    efficiency = Curve("efficiency", scale=100, pick=lambda cell: cell.efficiency, of="throughput")
+    efficiency = Curve("efficiency", scale=100, pick=lambda cell: cell.estimates.get("efficiency"), of="throughput")
     panels = [
         _group_panel("Throughput (requests/s)", groups, [Curve("throughput")], before=_ideal(cells)),
         replace(_group_panel("Latency (ms)", groups, latencies, logarithmic=True), note=kinds),

@@ -88,15 +88,16 @@ def _scaling_entry(cell: Cell, name: str) -> Entry:
 
 def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
     """What a column shows of a configuration, and its unit."""
+    estimate = cell.estimates.get(name)
     if name == "speed_up":
-        return cell.speed_up, TIMES
+        return estimate, TIMES
     if name == "efficiency":
-        return cell.efficiency and cell.efficiency.scaled(100), "%"
+        return estimate and estimate.scaled(100), "%"
     if name == "cv":
         throughput = cell.estimates.get("throughput")
         spread = throughput.cv if throughput else None
         return None if spread is None else Estimate(100 * spread, None, None, 1, None), "%"
-    return cell.estimates.get(name), ALL[name].shown_unit
+    return estimate, ALL[name].shown_unit
 
 
 def overhead_table(interference: Interference) -> Table:

@@ -96,7 +96,7 @@ def test_two_restless_runs_flatten_no_panel_and_reach_below_nothing(tmp_path: Pa
     analysis = analyse(tmp_path)
     picture = scaling(analysis, "resnet50")
     throughput, _, efficiency, *_ = picture.panels
-    assert (analysis.cells[1].efficiency.high or 0) > 10
+    assert (analysis.cells[1].estimates["efficiency"].high or 0) > 10
     assert efficiency.y_axis()[0] == 0
     assert efficiency.y_axis()[1] < 400
     assert min(low for series in throughput.series for low in series.low) == 0
