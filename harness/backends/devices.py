@@ -101,7 +101,10 @@ def deal_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[tupl
     for position, workload in enumerate(_seated(experiment)):
         wanted = workload.cpus_per_replica or 0
         if wanted > len(free):
-            raise BackendError(_too_few(experiment), advice=_ADVICE)
+            needed, usable = sum(it.cpus_per_replica or 0 for it in _seated(experiment)), len(os.sched_getaffinity(0))
+            raise BackendError(
+                f"the replicas want {needed} CPUs of their own, and the harness may use {usable}.", advice=_ADVICE
+            )
         near = on[position % len(on)].near_cpus if on and workload.device is not Device.CPU else ()
         chosen = sorted(free, key=lambda cpu: bool(near) and cpu not in near)[:wanted]
         free = [cpu for cpu in free if cpu not in chosen]
@@ -111,13 +114,15 @@ def deal_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[tupl
 
 def check_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
     """What would keep replicas from CPUs of their own, or have them far from their GPU."""
-    if _wanted(experiment) > len(os.sched_getaffinity(0)):
-        yield Issue(IssueLevel.ERROR, "cpus", _too_few(experiment), _ADVICE)
+    try:
+        dealt = deal_cpus(experiment, gpus)
+    except BackendError as error:
+        yield Issue(IssueLevel.ERROR, "cpus", error.message, error.advice)
         return
     on = places(experiment, gpus)
     far = [
         position
-        for position, (workload, cpus) in enumerate(zip(_seated(experiment), deal_cpus(experiment, gpus), strict=True))
+        for position, (workload, cpus) in enumerate(zip(_seated(experiment), dealt, strict=True))
         if on and workload.device is not Device.CPU
         if (near := on[position % len(on)].near_cpus) and not set(cpus) <= set(near)
     ]
@@ -130,15 +135,6 @@ def _seated(experiment: ExperimentSpec) -> list[WorkloadSpec]:
     """The workload of every replica, in the order in which they are started."""
     beside = [it.workload for it in experiment.neighbours for _ in range(it.replicas)]
     return [experiment.workload] * experiment.replicas + beside
-
-
-def _wanted(experiment: ExperimentSpec) -> int:
-    return sum(workload.cpus_per_replica or 0 for workload in _seated(experiment))
-
-
-def _too_few(experiment: ExperimentSpec) -> str:
-    usable = len(os.sched_getaffinity(0))
-    return f"the replicas want {_wanted(experiment)} CPUs of their own, and the harness may use {usable}."
 
 
 def _core(cpu: int) -> int:

@@ -81,15 +81,10 @@ class GpuFacts:
 
 
 class NvmlGpus:
-    """The devices that replicas started from this environment would see.
+    """The devices that replicas started from this environment would see; ``absent``: why there is none.
 
-    Args:
-        library: stands in for the ``pynvml`` module in tests.
-        used: UUIDs of those that replicas use, the others being nobody's business; None: all of them.
-        activity: ``read_telemetry`` will be called, which keeps samples of each device's activity.
-
-    Attributes:
-        absent: why there is no device to read; empty when there is.
+    ``used``: UUIDs of those that replicas use, the others being nobody's business; None: all of them. ``activity``:
+    ``read_telemetry`` will be called, which keeps samples of each device's activity.
     """
 
     def __init__(self, library: Any = None, *, used: Collection[str] | None = None, activity: bool = False) -> None:

@@ -74,15 +74,12 @@ def cluster(
     labels: PrometheusLabels = _LABELS,
     container: str = "",
 ) -> Dialect:
-    """A Kubernetes cluster: pods whose names match the regular expression ``pods``.
+    """A Kubernetes cluster: pods whose names match the regular expression ``pods``, and their nodes, each with series of its own.
 
-    Sums over containers leave out the pod's own cgroup and the pause container, which would count
-    everything twice. Nodes are never mixed: each has series of its own.
+    Sums over containers leave out the pod's own cgroup and the pause container, which would count everything twice.
 
     Args:
-        nodes: only these nodes and their devices; none: all.
-        gpus: further matchers of the devices' metrics.
-        node: further matchers of the nodes' metrics.
+        nodes: only these nodes and their devices; none: all. ``gpus`` and ``node``: further matchers of their metrics.
         container: whose processors and memory count; empty: all of a pod.
     """
     replicas = f"namespace={quote(namespace)},{labels.pod}=~{quote(pods)}"
@@ -125,11 +122,9 @@ class Queries:
 def render(
     metric: Metric, dialect: Dialect, window_s: float, *, bounds: Sequence[str] = (), merge: bool = True
 ) -> Queries:
-    """PromQL of one metric.
+    """PromQL of one metric; ``bounds``: values of ``le`` to read, as the server spells them, none: every bucket.
 
-    Args:
-        bounds: values of ``le`` to read, as the server spells them; none: every bucket.
-        merge: add up the buckets of one replica's series; not needed where each replica has one series, and slow.
+    ``merge``: add up the buckets of one replica's series; not needed where each replica has one series, and slow.
     """
     alternatives = "|".join(bound.replace(".", "\\.").replace("+", "\\+") for bound in bounds)
     values = {

@@ -1,9 +1,6 @@
-"""Rates and quantiles with Prometheus's own arithmetic, in its order of operations.
+"""Rates and quantiles with Prometheus's own arithmetic, in its order of operations, so that a server computes the same numbers.
 
-``rate()`` and ``histogram_quantile()`` follow the published behaviour of Prometheus for classic
-histograms, so that a value recorded here and one computed by a server from the same samples are
-the same number. A window is left-open, ``(t - window, t]``: with one scrape per step it holds
-``window / step`` samples, whatever the phase of the scrapes.
+A window is left-open, ``(t - window, t]``: with one scrape per step it holds ``window / step`` samples, whatever their phase.
 """
 
 from __future__ import annotations
@@ -32,14 +29,9 @@ def range_ms(window_s: float) -> int:
 
 
 def extrapolated_rate(times_ms: list[int], samples: Vector, start_ms: int, end_ms: int) -> Vector | None:
-    """Per-second rate of counters over one window, extrapolated to its edges as PromQL's ``rate()`` does.
+    """Per-second rates, shape (k,), over one window, extrapolated to its edges as PromQL's ``rate()`` does.
 
-    Args:
-        times_ms: sample times, ascending; shape (n,).
-        samples: counter values; shape (n, k).
-
-    Returns:
-        Shape (k,); None with fewer than two samples.
+    ``times_ms``: ascending, shape (n,); ``samples``: shape (n, k). None with fewer than two samples.
     """
     if len(times_ms) < 2:
         return None
@@ -66,16 +58,10 @@ def extrapolated_rate(times_ms: list[int], samples: Vector, start_ms: int, end_m
 
 
 def histogram_quantile(quantile: float, bounds: Vector, cumulative: Vector) -> float:
-    """Quantile of a classic histogram, linear inside a bucket.
+    """Quantile (0 to 1) of a classic histogram, linear inside a bucket, in the bounds' unit; NaN without observations.
 
-    Args:
-        quantile: between 0 and 1.
-        bounds: upper bounds, ascending, the last one +Inf; shape (k,).
-        cumulative: observations (or their rate) at or below each bound; shape (k,).
-
-    Returns:
-        In the bounds' unit. NaN without observations; the highest finite bound when the quantile
-        lies in the +Inf bucket: saturation of the histogram, not a measurement.
+    ``bounds``: upper bounds, ascending, the last one +Inf; ``cumulative``: observations (or their rate) at or below each; both of
+    shape (k,). In the +Inf bucket it is the highest finite bound: saturation of the histogram, not a measurement.
     """
     cumulative = np.maximum.accumulate(cumulative)
     total = cumulative[-1]

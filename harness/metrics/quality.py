@@ -1,8 +1,7 @@
-"""Judges recorded data from the files alone, so that zero samples never look like success.
+"""Judges recorded data from the metric CSVs on disk alone, so that zero samples never look like success; verifying repeats it.
 
-Every check looks at the metric CSVs as they lie on disk; verifying an experiment repeats them.
-``invalid`` findings say that a number must not be used, ``degraded`` ones that it needs the remark
-beside it, ``info`` ones that nothing is wrong.
+``invalid`` findings say that a number must not be used, ``degraded`` ones that it needs the remark beside it, ``info`` ones
+that nothing is wrong.
 """
 
 from __future__ import annotations
@@ -90,10 +89,9 @@ def judge(
     open_loop: bool = False,
     waiting: Collection[str] = (),
 ) -> list[Finding]:
-    """Judge the metric CSVs of one experiment.
+    """Judge the metric CSVs of one experiment, finished or not.
 
     Args:
-        folder: the experiment's folder, finished or not.
         rows: rows that every series must have; None: as many as the longest.
         logged: what the replicas' own logs hold, to compare their counters with; None: not compared.
         open_loop: requests come at times of their own, so that throughput varies as those do.
@@ -389,12 +387,7 @@ def _commonest(series: Iterable[SeriesColumns]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Had the machine settled while one series was recorded?
-
-    Attributes:
-        steady: at least its last three windows agree within 10 %.
-        from_row: first row of the windows that agree; None when not steady.
-    """
+    """Had the machine settled: at least the last three windows agree within 10 %, from ``from_row`` on; None when not steady."""
 
     judged: bool
     steady: bool

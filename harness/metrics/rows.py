@@ -59,15 +59,10 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One value of one series.
+    """One value of one series at a grid time (seconds since the epoch), in the catalogue's unit; None with the reason where missing.
 
-    Attributes:
-        metric: name in the catalogue, e.g. ``latency_p95``.
-        series: ``all`` (pooled over replicas), ``replica-0``..., the same after a neighbour's workload
-            (``whisper/all``), ``gpu-0``..., or ``node``.
-        timestamp_s: grid time, seconds since the epoch; a whole multiple of the step.
-        value: in the catalogue's unit, or None when it is missing.
-        reason: why the value is missing; empty when it is not.
+    ``series``: ``all`` (pooled over replicas), ``replica-0``..., the same after a neighbour's workload (``whisper/all``),
+    ``gpu-0``..., or ``node``.
     """
 
     metric: str
@@ -129,7 +124,6 @@ class RecordingSummary:
     """One recording.
 
     Attributes:
-        start_s: grid time of row 0, seconds since the epoch.
         end_s: grid time of the last row written; None when there is none.
         answered_within_s: how long after its row's time, at most, a reading had its last answer; None: a server scraped, which
             reads before that time.
@@ -204,13 +198,8 @@ class Recording(Protocol):
     def record(self, start_s: float, rows: int) -> RecordingSummary:
         """Record ``rows`` rows of every series, fewer when enough is known; call it one window and a step before ``start_s``.
 
-        Args:
-            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-
-        Raises:
-            UsageError: ``start_s`` is not on the grid.
-            MetricsError: nothing can be recorded at all; what is missing in part is in the rows, with its reason.
-            StorageError: the rows cannot be written.
+        ``start_s``: grid time of row 0, seconds since the epoch; a whole multiple of the step. Raises UsageError (it is not),
+        MetricsError (nothing can be recorded at all; what is missing in part is in the rows, with its reason), StorageError.
         """
         ...
 

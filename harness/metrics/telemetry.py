@@ -67,23 +67,6 @@ class TelemetrySummary:
         return dataclasses.asdict(self)
 
 
-class HostCpu:
-    """Share of all CPUs that was busy since the last reading."""
-
-    def __init__(self) -> None:
-        self._last = psutil.cpu_times()
-
-    def percent(self) -> float | None:
-        """Between 0 and 100; None when no time has passed for the kernel's counters."""
-        times = psutil.cpu_times()
-        passed_s = {name: after - before for name, before, after in zip(times._fields, self._last, times, strict=True)}
-        self._last = times
-        # guest time is part of user time already
-        total_s = sum(passed_s.values()) - passed_s.get("guest", 0.0) - passed_s.get("guest_nice", 0.0)
-        idle_s = passed_s["idle"] + passed_s.get("iowait", 0.0)
-        return min(max(100.0 * (1.0 - idle_s / total_s), 0.0), 100.0) if total_s > 0 else None
-
-
 class Telemetry(threading.Thread):
     """Writes ``telemetry.csv`` from ``start()`` to ``finish()``, by real time. Raises StorageError where it cannot be created."""
 
@@ -141,14 +124,14 @@ class Telemetry(threading.Thread):
     def _loop(self) -> None:
         writer = csv.writer(self._file, lineterminator="\n")
         writer.writerow(columns(range(self._gpus)))
-        cpu = HostCpu()
+        psutil.cpu_percent()  # from here on, for this thread
         start_s = self._clock.now_s()
         flush_at_s = start_s + _FLUSH_INTERVAL_S
         index = 1  # the first reading ends one interval, so that it has a CPU share
         while not self._clock.wait_until(start_s + index * self._interval_s, self._wake):
             now_s = self._clock.now_s()
             self._punctuality.add(now_s - start_s - index * self._interval_s)
-            writer.writerow(self._row(now_s, now_s - start_s, cpu.percent()))
+            writer.writerow(self._row(now_s, now_s - start_s))
             self._rows += 1
             if now_s >= flush_at_s:
                 self._file.flush()
@@ -157,11 +140,11 @@ class Telemetry(threading.Thread):
             self._skipped += max(due - index, 0)
             index = max(index, due) + 1
 
-    def _row(self, now_s: float, elapsed_s: float, host_cpu_percent: float | None) -> list[str]:
+    def _row(self, now_s: float, elapsed_s: float) -> list[str]:
         row = [iso(now_s), f"{elapsed_s:.3f}"]
         for gpu, usage in enumerate(self._read() if self._gpus else ()):
             row += [self._cell(f"gpu{gpu}_{column}", usage[column]) for column in GPU_COLUMNS]
-        return [*row, "" if host_cpu_percent is None else f"{host_cpu_percent:.2f}"]
+        return [*row, f"{psutil.cpu_percent():.1f}"]
 
     def _read(self) -> Sequence[dict[str, float | Missing]]:
         try:

@@ -1,8 +1,7 @@
-"""The one place that talks to a Prometheus server, through prometheus-api-client.
+"""The one place that talks to a Prometheus server, through the two queries of prometheus-api-client.
 
-Only its two queries are used; what it leaves open is closed here. Every call has a timeout, for the whole answer, and no hidden
-retry; times are UTC and keep their milliseconds; an empty answer and an answer that is no answer are errors of ours; the
-samples of an answer are parsed fast.
+What it leaves open is closed here: every call has a timeout, for the whole answer, and no hidden retry; times keep their
+milliseconds; an empty answer and one that is none are errors of ours; samples are parsed fast.
 """
 
 from __future__ import annotations
@@ -180,9 +179,7 @@ class PrometheusServer:
     def query(self, promql: str, time_s: float | None = None) -> QueryAnswer:
         """Evaluate at one instant; None: now, by the server's own clock.
 
-        Raises:
-            NoDataError: the query is right and nothing matches it.
-            PrometheusError: refused, timed out, or answered with an error or with garbage.
+        Raises NoDataError (the query is right and nothing matches it), PrometheusError.
         """
         params = {"timeout": f"{self._timeout_s:g}s"}
         if time_s is not None:
@@ -190,11 +187,7 @@ class PrometheusServer:
         return self._ask(promql, lambda client: client.custom_query(promql, params=params))
 
     def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> QueryAnswer:
-        """Evaluate at ``start + k * step``, the end included; at most 11,000 points.
-
-        Raises:
-            UsageError: more points than the server answers at once; else as ``query``.
-        """
+        """Evaluate at ``start + k * step``, the end included; at most 11,000 points, else UsageError. Raises as ``query``."""
         points = (end_ms - start_ms) // step_ms + 1
         if points > MAX_POINTS:
             raise UsageError(
@@ -238,28 +231,25 @@ class PrometheusServer:
         return QueryAnswer(series, self._local.session.notes)
 
     def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
+        """Asked again while the server is away and there is patience, and once with new headers where it does not know us."""
+        renew = self._renew
         while True:
             try:
-                answer = self._call_renewed(what, call)
-            except PrometheusUnavailableError as error:
-                if self._patience is None:
+                answer = self._call_once(what, call)
+            except PrometheusError as error:
+                refusal = error.__cause__
+                unknown = isinstance(refusal, _RefusedError) and refusal.status == HTTPStatus.UNAUTHORIZED
+                if renew is not None and unknown:
+                    renew()
+                    renew = None
+                elif isinstance(error, PrometheusUnavailableError) and self._patience is not None:
+                    self._patience.wait_after(error)
+                else:
                     raise
-                self._patience.wait_after(error)
             else:
                 if self._patience is not None:
                     self._patience.answered()
                 return answer
-
-    def _call_renewed(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
-        try:
-            return self._call_once(what, call)
-        except PrometheusError as error:
-            refusal = error.__cause__
-            unknown = isinstance(refusal, _RefusedError) and refusal.status == HTTPStatus.UNAUTHORIZED
-            if self._renew is None or not unknown:
-                raise
-        self._renew()
-        return self._call_once(what, call)
 
     def _call_once(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
         try:
@@ -399,11 +389,10 @@ def _series(result: Any, where: str) -> list[SampledSeries]:
 
 
 def _is_http(url: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):  # a port or an IPv6 address that cannot be
         parts = urlsplit(url)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port or an IPv6 address that cannot be
-        return False
+    return False
 
 
 def _timestamp(time_ms: int) -> str:

@@ -25,11 +25,11 @@ from harness.metrics.prometheus.series import (
     CountedTotal,
     ExportGrid,
     Key,
-    averaged,
     believed,
     by_labels,
     cells,
     column,
+    combined,
     device_names,
     has_reset,
     identity,
@@ -39,7 +39,6 @@ from harness.metrics.prometheus.series import (
     natural,
     node_names,
     replica_names,
-    summed,
     used_bounds,
 )
 from harness.metrics.promql import Dialect, Queries, ReplicaGroup, render
@@ -99,7 +98,7 @@ def export(
     Raises UsageError (a selector matches more than one node), PrometheusError, StorageError.
     """
     grid = ExportGrid(grid_ms(start_s, step_s), to_ms(step_s), to_ms(window_s), rows)
-    with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
+    with query_pool(pool) as queries:
         chunks = list(grid.chunks())
         whole = len(chunks) == 1
         groups = [ReplicaGroup("", dialect, replicas), *neighbours]
@@ -108,8 +107,11 @@ def export(
 
 
 @contextlib.contextmanager
-def query_pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads that ask; whatever goes wrong inside the context, what still waits is not asked any more."""
+def query_pool(shared: ThreadPoolExecutor | None = None) -> Iterator[ThreadPoolExecutor]:
+    """Threads that ask, or those that somebody else ends; whatever goes wrong inside, what still waits is not asked any more."""
+    if shared is not None:
+        yield shared
+        return
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="prometheus") as pool:
         try:
             yield pool
@@ -240,7 +242,8 @@ class _Export:
             bounds = self._bounds(chunk, requests)
             merge = any(len(series) > 1 for series in by_labels(requests, (self._dialect.by,)).values())
             pending |= {
-                metric.name: self._fetch(metric, chunk, self._render(metric, bounds, merge=merge)) for metric in heavy
+                metric.name: self._fetch(metric, chunk, self._render(metric, bounds=bounds, merge=merge))
+                for metric in heavy
             }
 
         def columns(metric: Metric) -> list[MetricColumn]:
@@ -292,9 +295,9 @@ class _Export:
                 every.append(column(metric, name, chunk, matching, present, unmeasured, without))
         yield from every
         if metric.level is Level.NODE and len(every) > 1:
-            yield averaged(metric, ALL_NODES, every)
+            yield combined(metric, ALL_NODES, every)
         if metric.pooled and metric.kind is Kind.GAUGE:
-            yield summed(metric, self._pooled, every)  # the server's own sum looks back to replicas that are gone
+            yield combined(metric, self._pooled, every)  # the server's own sum looks back to replicas that are gone
         elif pooled is not None:
             present = measured(samples, grid_ms, self._age_ms(metric))
             yield column(metric, self._pooled, chunk, pooled.result(), present, NO_REPLICA, unanswered)
@@ -408,5 +411,5 @@ class _Export:
                 identities.setdefault(of_level[key], {}).update(identity(metric, self._dialect, own[key][-1].labels))
         self.identities = {name: identities[name] for name in sorted(identities, key=natural) if identities[name]}
 
-    def _render(self, metric: Metric, bounds: Sequence[str] = (), *, merge: bool = True) -> Queries:
-        return render(metric, self._dialect, self._grid.window_ms / MS_PER_S, bounds=bounds, merge=merge)
+    def _render(self, metric: Metric, **narrowed: Any) -> Queries:
+        return render(metric, self._dialect, self._grid.window_ms / MS_PER_S, **narrowed)

@@ -1,12 +1,7 @@
 """Answers of a server as series of ours: which is which, when it was really measured, and laid out on the grid.
 
-A server answers a grid time with the last sample of the five minutes before it, so that a gap, a slow scrape or the time after
-the end look like data. Here a row counts only if one of the metric's own samples lies in its step, ``(t - step, t]``: the same
-rule by which the embedded recorder has a row. (In a cluster a container's sample may be two steps old: see
-``Dialect.container_age_steps``.)
-
-One node keeps the short names (``node``, ``gpu-3`` for the device that the driver calls 3). Over several nodes each has its own
-series ``node-<name>``, and ``node`` is their mean; devices are counted through, ``gpu-0``, ``gpu-1``..., node by node.
+A server answers with the last sample of five minutes, so that a gap looks like data: a row counts only if one of the metric's
+own samples lies in its step, ``(t - step, t]``, as by the embedded recorder (``Dialect.container_age_steps``: of containers in two).
 """
 
 from __future__ import annotations
@@ -139,11 +134,7 @@ def identity(metric: Metric, dialect: Dialect, labels: Mapping[str, str]) -> dic
 
 
 def mixed(metric: Metric, samples: Sequence[SampledSeries]) -> str:
-    """Why samples with one key cannot be one thing: two things had it at the same time; empty when they can.
-
-    Args:
-        samples: raw samples with the same key. One thing after another is fine: an exporter that was restarted.
-    """
+    """Why raw samples with one key cannot be one thing: two had it at the same time, not one after another; empty when they can."""
     label, *_ = (*_TELLING[metric.level], "")
     spans: dict[str, tuple[int, int]] = {}
     for series in samples if label else ():
@@ -167,17 +158,12 @@ def natural(text: str | Key) -> list[tuple[int, str]]:
 
 
 def used_bounds(before: Sequence[SampledSeries], after: Sequence[SampledSeries]) -> list[str]:
-    """The ``le`` values to read. Only right when no counter was reset in the range.
+    """The ``le`` values to read, as the server spells them, ascending; only right when no counter was reset in the range.
 
-    Args:
-        before: the buckets of all replicas, added up, at the first sample of the range; one that is not there began at 0.
-        after: the same at the end of the range.
-
-    Returns:
-        As the server spells them, ascending: every bound up to which some request was counted, but not yet all, the edge
-        on either side of those, the highest finite bound (it answers for saturation) and +Inf. They serve each of the
-        replicas, too, whose requests are among those of all.
-        None of them when there is no +Inf bucket or a count fell: then every bucket has to be read.
+    ``before`` and ``after``: the buckets of all replicas, added up, at the first sample of the range (one that is not there began
+    at 0) and at its end. Wanted is every bound up to which some request was counted, but not yet all, the edge on either side of
+    those, the highest finite bound (it answers for saturation) and +Inf; they serve each of the replicas, too. None of them when
+    there is no +Inf bucket or a count fell: then every bucket has to be read.
     """
     began = {series.labels.get("le", ""): float(series.values[-1]) for series in before}
     buckets = sorted(
@@ -244,24 +230,14 @@ def column(
     return cells(metric, name, values, present, unmeasured, answered, unanswered)
 
 
-def summed(metric: Metric, name: str, columns: Sequence[MetricColumn]) -> MetricColumn:
-    """Series ``name``, which pools a gauge: the sum of the replicas that were measured at each grid time."""
-    values, present = _stacked(columns)
-    return cells(metric, name, np.where(present, values, 0.0).sum(axis=0), np.asarray(present.any(axis=0)), NO_REPLICA)
-
-
-def averaged(metric: Metric, name: str, columns: Sequence[MetricColumn]) -> MetricColumn:
-    """Series ``name``: the mean of those columns that were measured at each grid time."""
-    values, present = _stacked(columns)
+def combined(metric: Metric, name: str, columns: Sequence[MetricColumn]) -> MetricColumn:
+    """Series ``name``: of those columns that were measured at each grid time the sum over replicas, or the mean over nodes."""
+    present = np.array([[not reason for reason in column.reasons] for column in columns])
+    total = np.where(present, np.array([column.values for column in columns]), 0.0).sum(axis=0)
     count = present.sum(axis=0)
-    means = np.where(present, values, 0.0).sum(axis=0) / np.maximum(count, 1)
-    return cells(metric, name, means, count > 0, NO_SAMPLE)
-
-
-def _stacked(columns: Sequence[MetricColumn]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Values and whether they are there; both of shape (columns, rows)."""
-    values = np.array([column.values for column in columns])
-    return values, np.array([[not reason for reason in column.reasons] for column in columns])
+    if metric.level is Level.REPLICA:
+        return cells(metric, name, total, count > 0, NO_REPLICA)
+    return cells(metric, name, total / np.maximum(count, 1), count > 0, NO_SAMPLE)
 
 
 def cells(

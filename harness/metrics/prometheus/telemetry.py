@@ -1,13 +1,11 @@
-"""The telemetry of a cluster's GPUs: every sample of their exporter, in the file that is written beside a local GPU.
+"""The telemetry of a cluster's GPUs: every sample of DCGM's exporter, in the file that is written beside a local GPU.
 
-A reading is what one scrape of DCGM's exporter brought. SM activity and its like are there where the exporter reads DCGM's
-profiling fields; each is the mean over the exporter's own interval, so that a scrape every 5 s of an exporter that reads every
-second tells of one second in five.
+SM activity and its like are there where the exporter reads DCGM's profiling fields; each is the mean over its own interval, so
+that a scrape every 5 s of an exporter that reads every second tells of one second in five.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 from collections.abc import Callable, Sequence
@@ -72,7 +70,7 @@ class PrometheusTelemetry:
         self._interval_s = interval_s
         self._clock = clock
         self._where = where
-        self._start_s = clock.now_s()
+        self.start()
 
     def start(self) -> None:
         """From here on samples count."""
@@ -105,7 +103,7 @@ def collect_telemetry(
     Raises PrometheusError, StorageError (the file is there already, or cannot be written).
     """
     begin_ms, end_ms = to_ms(start_s), max(to_ms(end_s), to_ms(start_s) + 1)
-    with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
+    with query_pool(pool) as queries:
         pending = {
             column: queries.submit(_samples, server, dialect, names, begin_ms, end_ms)
             for column, (names, _) in FIELDS.items()
