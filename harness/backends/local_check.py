@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import psutil
@@ -178,22 +179,17 @@ def _too_little(
     per_replica = " and ".join(f"{gb:g}" for gb in each_gb)
     message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({per_replica} GB each), and {free_gb:.1f} GB are free."
     advice = "Use fewer replicas, end other programs, or set memory_gb when you know better."
-    if on_gpu and any(map(_guessed, workloads)):
+    # One batch of several may be tried: on a GPU, what does not fit ends by itself and harms nobody.
+    guessed = (it for it, _ in workloads if it.variant_of is not None and it.memory_gb is None)
+    if on_gpu and any(it.batch_size > 1 for it in guessed):
         return [Issue(IssueLevel.WARNING, what, f"{message} That is an estimate, and it is tried.", advice)]
     return [Issue(IssueLevel.ERROR, what if on_gpu else "memory", message, advice, ReasonCode.OUT_OF_MEMORY)]
-
-
-def _guessed(workload_and_replicas: tuple[WorkloadSpec, int]) -> bool:
-    """Whether one batch of several is to be tried: on a GPU, what does not fit ends by itself and harms nobody."""
-    workload, _ = workload_and_replicas
-    return workload.variant_of is not None and workload.memory_gb is None and workload.batch_size > 1
 
 
 def _importable(module: str) -> bool:
     """Whether the top package is there; the rest would need an import, which a replica does."""
     top = module.partition(".")[0]
-    places = [Path.cwd(), *map(Path, sys.path)]
-    if any((place / top).is_dir() or (place / f"{top}.py").is_file() for place in places):
+    if PathFinder.find_spec(top, [str(Path.cwd()), *sys.path]) is not None:
         return True
     try:
         return importlib.util.find_spec(top) is not None

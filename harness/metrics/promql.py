@@ -35,9 +35,8 @@ class Dialect:
         containers: matchers of the replicas' CPU and memory; never empty.
         node_label: label that tells nodes apart on the nodes' metrics; empty: there is one node.
         gpu_node_label: the same on the devices' metrics; empty: every device is on one node.
-        container_age_steps: how many steps old a sample of these two may be. A kubelet measures containers by a jittering
-            clock of its own and its samples keep that time, so that two scrapes in time can bring samples nearly two
-            steps apart.
+        container_age_steps: how many steps old a sample of these two may be: a kubelet measures containers by a jittering
+            clock of its own, so that two scrapes in time can bring samples nearly two steps apart.
     """
 
     by: str
@@ -167,10 +166,9 @@ def quote(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSource:
-    """Pods of a cluster and the Prometheus that scrapes them.
+    """Pods of a cluster, in the order of ``replica-0``, ``replica-1``..., and the Prometheus that scrapes them.
 
     Attributes:
-        pods: their names, in the order of ``replica-0``, ``replica-1``...
         nodes: names of the nodes that they ran on, each once; empty: every node that the server knows.
         gpus: UUIDs of the devices that the replicas are on; empty: every device of the nodes.
         gpus_why: why it is every device of the nodes; empty when it is not.

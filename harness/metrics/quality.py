@@ -104,10 +104,15 @@ def judge(
     # Whose workload rests by itself ("" for the measured replicas) counts its active time.
     active = experiment.metrics.get("active_share", {})
     bursty = {neighbour_of(name) for name, series in active.items() if len(series.present)}
+    # Each metric of the measured replicas (of devices, of the node) under "", and of each neighbour.
     groups = [
-        (CATALOGUE[name], neighbour, series)
+        (
+            CATALOGUE[name],
+            neighbour,
+            {name: series for name, series in named.items() if neighbour_of(name) == neighbour},
+        )
         for name, named in experiment.metrics.items()
-        for neighbour, series in _by_workload(named).items()
+        for neighbour in dict.fromkeys(["", *map(neighbour_of, named)])
         if neighbour not in waiting
     ]
     findings = [*_grid(experiment, rows)]
@@ -151,14 +156,6 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
             advice = "Rows are lost, doubled or edited; verify the files, then run the experiment again."
             yield Finding(Severity.INVALID, ReasonCode.ROWS, name.split()[0], message, advice)
             return
-
-
-def _by_workload(named: Mapping[str, SeriesColumns]) -> dict[str, dict[str, SeriesColumns]]:
-    """The series of the measured replicas (and of devices and node) under "", then those of each neighbour."""
-    groups: dict[str, dict[str, SeriesColumns]] = {"": {}}
-    for name, series in named.items():
-        groups.setdefault(neighbour_of(name), {})[name] = series
-    return groups
 
 
 def _gaps(

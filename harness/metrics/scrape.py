@@ -1,8 +1,7 @@
-"""The replicas' ``/metrics``: all scraped at once, over connections that stay open, within one deadline, and read without weight.
+"""The replicas' ``/metrics``: all scraped at once by one thread, over connections that stay open, within one deadline.
 
-``begin`` sends all requests; ``collect`` takes the answers as they come. One thread, one selector: a replica that hangs costs
-the others nothing, and the harness one connection. The layout of an answer (which line is which bucket) is learnt once;
-afterwards a scrape costs one dictionary look-up and one ``float()`` a line, a twentieth of a parser that builds samples.
+A replica that hangs costs the others nothing. The layout of an answer (which line is which bucket) is learnt once; afterwards a
+scrape costs one dictionary look-up and one ``float()`` a line, a twentieth of a parser that builds samples.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _MAX_ANSWER_BYTES = 1 << 24
 _CONNECT_TIMEOUT_S = 0.05
 """Replicas listen on this machine: a connection that takes longer is a replica that is not there."""
 _OURS = ("inference_", '{"inference_')
-_BOUND = re.compile(r'[{,]le="([^"]+)"')
+_BOUND = re.compile(r'[{,]le="(\+Inf|[-+.\deE]+)"')
 _LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _NAME = re.compile(r'\{"([^"]*)"|([^{]+)')
 _HTML = re.compile(rb"\r\ncontent-type:\s*text/html", re.IGNORECASE)
@@ -100,7 +99,10 @@ class ReplicaParser:
                 if (place := places.get(key)) is None:
                     return None
             if place >= 0:
-                values[place] += _number(value)
+                try:
+                    values[place] += float(value)
+                except ValueError:
+                    continue
                 read += 1
         return values if read and read == self._expected else None
 
@@ -150,15 +152,8 @@ def _parts(histogram: str) -> tuple[str, str, str]:
 def _bound(key: str) -> float:
     match = _BOUND.search(key)
     if match is None:
-        raise MetricsError("a latency bucket in the answer has no `le` label")
-    return _number(match[1])
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise MetricsError("a value in the answer is not a number") from error
+        raise MetricsError("a latency bucket in the answer has no number as its `le` label")
+    return float(match[1])
 
 
 class _Connection:

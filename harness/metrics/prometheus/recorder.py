@@ -1,8 +1,6 @@
 """A recording by a Prometheus server: it scrapes, the harness watches over it and collects the rows at the end.
 
-What the server stops seeing is said within seconds, not after the hour. Ages are taken by the server's own clock, so that a
-clock that differs here makes no difference. Every series that was there once is expected to stay; what is missing at the end of
-the recording is in the rows.
+What the server stops seeing is said within seconds, by its own clock; every series that was there once is expected to stay.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_one_parser_follows_a_replica_that_changes_its_buckets():
         (PLAIN.replace("_total 6", "_total NaN"), "not a finite number"),
         (PLAIN.replace("_total 6", "_total six"), "no inference_requests_total but 'inference_requests_total six'"),
         (PLAIN.replace("_total 6", "_total"), "no inference_requests_total"),
-        (PLAIN.replace('{le="0.1"}', '{ge="0.1"}'), "no `le` label"),
+        (PLAIN.replace('{le="0.1"}', '{ge="0.1"}'), "no number as its `le` label"),
     ],
 )
 def test_says_what_is_wrong(answer, reason):
