@@ -57,7 +57,7 @@ class LayerSpec(StrictModel):
     prefix: list[Text] = Field([], description="Command that the replica's own is given to, e.g. [taskset, -c, 0-3].")
     environment: dict[VariableName, str] = Field({}, description="Variables of the replica's environment.")
     preload: str | None = Field(
-        None, description="Library that the replica loads before all others (LD_PRELOAD); null: none."
+        None, description="Library that replicas load before all others (LD_PRELOAD); null: none."
     )
     preload_image: Annotated[
         ImageReference | None,

@@ -53,12 +53,8 @@ class PrometheusAccess(StrictModel):
         description="File with a bearer token, read anew for every query; null means none. "
         "A file that begins with `Basic ` is sent as it is.",
     )
-    token_env: VariableName | None = Field(
-        None, description="Variable with the token, in place of a file; null means none."
-    )
-    ca_file: Text | None = Field(
-        None, description="Authorities that may have signed its certificate; null: the system's."
-    )
+    token_env: VariableName | None = Field(None, description="Variable with the token, in place of a file; null: none.")
+    ca_file: Text | None = Field(None, description="Authorities that may sign its certificate; null: the system's.")
     secret: Namespaced | None = Field(
         None,
         description="Secret of the cluster, as namespace/name, with username, password and ca.crt, in place of token and ca_file; "
@@ -89,7 +85,7 @@ class KubernetesSpec(PodSettings):
     namespace: ObjectName = Field("inference", description="Where replicas are made; it must exist.")
     image: ImageReference = Field(IMAGE, description="Image of the replicas, fully qualified.")
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
-        "IfNotPresent", description="When a node pulls it."
+        "IfNotPresent", description="When it is pulled."
     )
     kind: WorkloadKind = Field(WorkloadKind.DEPLOYMENT, description="deployment, or job: pods that end by themselves.")
     gpu_resource: ResourceName | None = Field(
@@ -151,16 +147,12 @@ class KubernetesSpec(PodSettings):
     )
     scrape_interval_s: float = Field(5.0, gt=0, le=300, description="Seconds between two scrapes; preflight checks it.")
     grafana: GrafanaCost = Field(
-        GrafanaCost.SCALE_DOWN, description="scale-down (while a campaign runs) or leave (its cost is stated)."
+        GrafanaCost.SCALE_DOWN, description="scale-down during a campaign, or leave it running."
     )
     grafana_deployment: Namespaced = Field("monitoring/grafana", description="As namespace/name.")
     api_timeout_s: float = Field(10.0, ge=0.1, le=600, description="Seconds one request to the API server may take.")
-    outage_s: UpToADay = Field(
-        300.0, description="Seconds that an API server may be away before an experiment is given up."
-    )
-    pending_s: UpToADay = Field(
-        10.0, description="Seconds that a replica may be unschedulable; more where nodes are added on demand."
-    )
+    outage_s: UpToADay = Field(300.0, description="Seconds an API server may be away before an experiment is given up.")
+    pending_s: UpToADay = Field(10.0, description="Seconds a replica may be unschedulable; more where nodes are added.")
 
     @property
     def by_claims(self) -> bool:

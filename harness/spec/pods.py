@@ -142,9 +142,7 @@ class NodeRequirement(StrictModel):
 class PodSettings(StrictModel):
     """Settings of the replicas' pods."""
 
-    labels: dict[LabelKey, LabelValue] = Field(
-        {}, description="More labels of the pods and their owner, e.g. {team: ml}."
-    )
+    labels: dict[LabelKey, LabelValue] = Field({}, description="More labels of pods and their owner, e.g. {team: ml}.")
     annotations: dict[LabelKey, str] = Field({}, description="Annotations, e.g. {sidecar.istio.io/inject: 'false'}.")
     image_pull_secrets: list[Subdomain] = Field([], description="Secrets with the credentials of the image's registry.")
     priority_class: Subdomain | None = Field(None, description="PriorityClass; null means the cluster's default.")

@@ -59,7 +59,7 @@ class ReplicaSpec(StrictModel):
     record_s: Positive = Field(60.0, description="Seconds recorded.")
     beside: bool = Field(False, description="The server runs in the container beside this one.")
     restore: dict[str, str | None] = Field(
-        {}, description="Variables of the replica alone, with what its server shall have; None: nothing."
+        {}, description="Variables of the replica alone, with the server's; None: nothing."
     )
     logger: list[str] = Field([], description="Command that passes the server's output on, up to a limit; []: none.")
 

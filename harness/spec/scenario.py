@@ -49,9 +49,7 @@ class ScenarioSpec(StrictModel):
 
     kind: ScenarioKind = Field(description="offline, server, single-stream, multi-stream (all LoadGen) or http.")
     rate: Load | None = Field(None, description="Requests per second that each replica is sent; server and http.")
-    arrivals: Literal["poisson", "constant"] | None = Field(
-        None, description="http: poisson (null means it) or constant."
-    )
+    arrivals: Literal["poisson", "constant"] | None = Field(None, description="http: poisson (also null) or constant.")
     latency_limit_ms: float | None = Field(
         None,
         gt=0,
@@ -60,7 +58,7 @@ class ScenarioSpec(StrictModel):
     )
     samples_per_query: UpTo4096 | None = Field(None, description="multi-stream: samples in one query; null means 8.")
     duration_s: WithinADay | None = Field(
-        None, description="Of LoadGen's test; null: 85 % of the recording, offline 75 %."
+        None, description="Of LoadGen's test; null: 85 % of the recording, offline 75."
     )
     max_wait_ms: float | None = Field(
         None,
@@ -69,7 +67,7 @@ class ScenarioSpec(StrictModel):
         description="How long a request may wait for others to fill its batch (of `batch_size`); null means not at all.",
     )
     max_queue: int | None = Field(
-        None, ge=1, le=1_000_000, description="http: inputs that may wait; more get 429. null means 256."
+        None, ge=1, le=1_000_000, description="http: inputs that may wait, more get 429; null: 256."
     )
     max_clients: int | None = Field(None, ge=1, le=900, description="http: connections of its client; null means 512.")
 

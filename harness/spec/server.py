@@ -145,7 +145,7 @@ class ServerSpec(StrictModel):
         description="With `image`: PersistentVolumeClaims of the namespace that its container reads, by path, e.g. {/models: models}.",
     )
     reserve: Resources = Field(
-        {}, description="With `image`: what a node must have free, e.g. {cpu: '4', memory: 16Gi}; no limit."
+        {}, description="With `image`: what must be free, e.g. {cpu: '4', memory: 16Gi}; no limit."
     )
     limit: Resources = Field({}, description="With `image`: the most that its container may use; {}: no limit.")
     url: Annotated[
@@ -224,7 +224,7 @@ class ServerSpec(StrictModel):
         description="gamma: shape of the distribution of the intervals; 1: Poisson, below: in bursts, above: evener.",
     )
     ramp_to: Rate | None = Field(
-        None, description="With `rate`: changes evenly to this one in the recording; null: it stays."
+        None, description="With `rate`: changes evenly to this one as it records; null: stays."
     )
     trace: TraceSpec | None = Field(
         None,

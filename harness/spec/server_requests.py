@@ -49,7 +49,7 @@ class RequestsSpec(StrictModel):
         "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
     )
     input_tokens: LengthSpec = Field(
-        LengthSpec(mean=128), description="Length of synthetic inputs; without `tokenizer` in words."
+        LengthSpec(mean=128), description="Of synthetic inputs; without `tokenizer` in words."
     )
     output_tokens: LengthSpec = Field(LengthSpec(mean=64), description="max_tokens, where the file does not say it.")
     tokenizer: Text | None = Field(

@@ -51,9 +51,7 @@ class StressSpec(StrictModel):
         le=100,
         description="Growth of the throughput per doubling of the load: below it, more load brings nothing; 0: whatever it brings.",
     )
-    memory_limit_percent: float = Field(
-        85.0, gt=0, le=100, description="Of the GPU's memory, while the batch is raised."
-    )
+    memory_limit_percent: float = Field(85.0, gt=0, le=100, description="Of the GPU's memory, as the batch rises.")
 
     precision: float | None = Field(
         None,

@@ -70,7 +70,7 @@ class UntilKnown(StrictModel):
         "half of the interval, as a share of the figure.",
     )
     decide: float = Field(
-        0.95, ge=0.5, lt=1, description="Probability with which all answers of the campaign are right, over all looks."
+        0.95, ge=0.5, lt=1, description="Probability that all answers of the campaign are right, over all looks."
     )
     max: int = Field(30, ge=FIRST_LOOK, le=MOST_REPEATS, description="Most repeats of a cell.")
     budget: str | None = Field(

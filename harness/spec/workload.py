@@ -134,12 +134,10 @@ class WorkloadSpec(StrictModel):
     )
     precision: Precision = Field("fp32", json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list.")
     execution: Execution = Field(
-        Execution.EAGER, json_schema_extra=or_list, description="eager, compiled or cuda-graph, or a list."
+        Execution.EAGER, json_schema_extra=or_list, description="eager, compiled, cuda-graph, or a list."
     )
     device: Device = Field(Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
-    stream_priority: Literal["high", "low"] | None = Field(
-        None, description="Of the CUDA stream: high or low; null: torch's own."
-    )
+    stream_priority: Literal["high", "low"] | None = Field(None, description="Of the CUDA stream; null: torch's own.")
     seed: int = Field(0, ge=0, description="Seed of random weights and synthetic inputs.")
     checkpoint: str | None = Field(None, description="Folder or file with weights; null: random ones from `seed`.")
     inference_sleep_s: float = Field(0.0, ge=0.0, le=3600.0, description="Seconds between requests (INFERENCE_SLEEP).")
@@ -156,15 +154,13 @@ class WorkloadSpec(StrictModel):
         None,
         description="CPUs of each replica's own, near its GPU, to which it is pinned; null means that Linux places it on any.",
     )
-    shared_cpus: Cpus | None = Field(
-        None, description="CPUs that replicas without a GPU share, the last ones; null: all."
-    )
+    shared_cpus: Cpus | None = Field(None, description="CPUs that replicas without a GPU share, the last; null: all.")
     memory_gb: Positive | None = Field(None, description="Memory of one replica, for preflight; null: an estimate.")
     options: dict[str, str | int | float | bool] = Field(
-        {}, description="Passed on as they are, e.g. `model_size: tiny`."
+        {}, description="Handed on as they are, e.g. `model_size: tiny`."
     )
     trace: bool = Field(
-        False, description="Trace the kernels of a few requests after the recording: where their time goes."
+        False, description="Trace kernels of a few requests after the recording: where their time goes."
     )
     scenario: ScenarioSpec | None = Field(
         None,
