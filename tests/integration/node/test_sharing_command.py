@@ -34,8 +34,10 @@ def sharing(project, *words):
     ("words", "given"),
     [
         (["mps", "--replicas", "4"], {"mode": "mps", "replicas": 4}),
-        (["exclusive", "--forced", "--json"], {"forced": True}),
-        (["exclusive", "--mig", "1g.18gb,1g.18gb"], {"profiles": ["1g.18gb"] * 2, "strategy": "single"}),
+        (
+            ["exclusive", "--mig", "1g.18gb,1g.18gb", "--forced", "--json"],
+            {"profiles": ["1g.18gb"] * 2, "strategy": "single", "forced": True},
+        ),
         (["exclusive", "--mig", "3g.71gb,4g.71gb"], {"profiles": ["3g.71gb", "4g.71gb"], "strategy": "mixed"}),
     ],
 )
