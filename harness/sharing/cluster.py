@@ -157,9 +157,7 @@ class SwitchedPlugin(AsLent):
         try:
             nodes = [node for node in api.list(NODES) if _note(node).get("by") == self.campaign_id]
         except ClusterError as error:
-            return [
-                f"the nodes' sharing mode could not be put back: {error.message} `harness resume` of the campaign tries again."
-            ]
+            return [f"the nodes' sharing mode could not be put back: {error.message} `harness resume` tries again."]
         return [_restored(api, node) for node in nodes]
 
     def _check(
@@ -354,11 +352,8 @@ def _has(node: Object, wanted: Mapping[str, str]) -> bool:
 
 
 def _runs_config_manager(pod: Object) -> bool:
-    return any(
-        entry.get("name") == "NODE_LABEL" and entry.get("value") == CONFIG_LABEL
-        for container in pod["spec"].get("containers") or []
-        for entry in container.get("env") or []
-    )
+    variables = [entry for container in pod["spec"].get("containers") or [] for entry in container.get("env") or []]
+    return any((entry.get("name"), entry.get("value")) == ("NODE_LABEL", CONFIG_LABEL) for entry in variables)
 
 
 def _runs_daemon(pod: Object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -54,11 +55,6 @@ class Configuration:
         """What a node with so many GPUs lends; None where only the node knows: MIG instances."""
         divided = mode_of(self.mode).own_instance or self.resource.startswith(INSTANCES)
         return None if divided or gpus is None else gpus * self.slices
-
-    def room(self, gpus: Collection[int | None], gpus_per_replica: int) -> float:
-        """Replicas that fit on nodes with so many GPUs; without bound where only the nodes can tell."""
-        lent = [self.lent(count) for count in gpus]
-        return sum(float("inf") if count is None else count // gpus_per_replica for count in lent)
 
     def labels(self, spec: KubernetesSpec) -> dict[str, str]:
         """Of a node under it."""
@@ -123,8 +119,12 @@ def choose(
     """
     needed, sharing = experiment.cell.processes, experiment.sharing
     ours = [entry for entry in configurations if entry.resource == spec.gpu_resource and entry.gives(sharing)]
-    fit = [replace(entry, mode=sharing) for entry in ours]
-    fit = [entry for entry in fit if entry.room(gpus, spec.gpus_per_replica) >= needed]
+
+    def room(entry: Configuration) -> float:  # without bound where only the nodes can tell
+        lent = map(entry.lent, gpus)
+        return sum(math.inf if count is None else count // spec.gpus_per_replica for count in lent)
+
+    fit = [entry for entry in (replace(entry, mode=sharing) for entry in ours) if room(entry) >= needed]
     if not fit:
         have = ", ".join(entry.in_words(spec) for entry in configurations) or "none"
         raise BackendError(

@@ -124,7 +124,8 @@ class Dra(ClusterSharing):
             title, claim = f"pod {name(pod)}", _claim_of(pod)
             entry = claims.get(claim, {})
             has = _given(entry)
-            if not has or pod["metadata"]["uid"] not in _reserved(entry):
+            reserved = {user["uid"] for user in (entry.get("status") or {}).get("reservedFor") or []}
+            if not has or pod["metadata"]["uid"] not in reserved:
                 raise _other(
                     f"{title} runs, and its claim {claim or '(none)'} does not show that a GPU was given to it"
                 )
@@ -133,7 +134,8 @@ class Dra(ClusterSharing):
             if other != title and (of_other != claim or mode.each_its_own):
                 raise _other(f"{title} and {other} were given the same device, {device.name} of {device.pool}")
             on[device] += 1
-            if settings is not None and settings not in _configs(entry):
+            configs = [config.get("opaque") or {} for config in _allocation(entry).get("config") or []]
+            if settings is not None and settings not in [config.get("parameters") for config in configs]:
                 raise _other(f"claim {claim} of {title} was allocated without its setting {settings['sharing']}")
             uuid, computes_on = _text(attributes_of.get(device, {}), "uuid"), status.get("device_uuid")
             if uuid and computes_on and uuid != computes_on and not mode.own_instance:
@@ -267,14 +269,6 @@ def _allocation(claim: Object) -> Object:
 def _given(claim: Object) -> list[ClaimedDevice]:
     results = _allocation(claim).get("results") or []
     return [ClaimedDevice(entry["pool"], entry["device"]) for entry in results if entry["driver"] == DRIVER]
-
-
-def _configs(claim: Object) -> list[Object]:
-    return [(entry.get("opaque") or {}).get("parameters") or {} for entry in _allocation(claim).get("config") or []]
-
-
-def _reserved(claim: Object) -> set[str]:
-    return {entry["uid"] for entry in (claim.get("status") or {}).get("reservedFor") or []}
 
 
 def _text(attributes: Object, key: str) -> str:

@@ -80,11 +80,6 @@ class PlannedPods:
         """Of each pod."""
         return pod_resources(self.pod["spec"])
 
-    @property
-    def name(self) -> str:
-        """Of the workload."""
-        return str(self.group.labels["app.kubernetes.io/name"])
-
 
 def pod_resources(spec: Object) -> PodResources:
     """Of a pod's ``spec``: containers run side by side, those before them one after another."""

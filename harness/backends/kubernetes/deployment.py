@@ -378,15 +378,15 @@ class KubernetesDeployment(Deployment):
 
     def _gone_within(self, timeout_s: float) -> bool:
         deadline_s = self._clock.now_s() + timeout_s
-        while self._owners.objects or self._pods.objects or self._still_there():
+        # Ask, once the watches see nothing: they may not have seen the beginning yet.
+        while (
+            self._owners.objects
+            or self._pods.objects
+            or any(self._api.find(owner.path) is not None for owner in self.group.owners)
+            or self._api.list(self._pods_path, labels=self.group.selector)
+        ):
             self._news.clear()
             if self._clock.now_s() >= deadline_s:
                 return False
             self._news.wait(POLL_S)
         return True
-
-    def _still_there(self) -> bool:
-        """Ask, once the watches see nothing: they may not have seen the beginning yet."""
-        return any(self._api.find(owner.path) is not None for owner in self.group.owners) or bool(
-            self._api.list(self._pods_path, labels=self.group.selector)
-        )

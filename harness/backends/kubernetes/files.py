@@ -7,7 +7,6 @@ import functools
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.workload_check import check_files
@@ -62,11 +61,6 @@ def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": binary}
         maps.append(OwnedObject(f"{collection(spec.namespace)}/{name}-{number}", body))
     return tuple(maps)
-
-
-def sources(maps: Sequence[OwnedObject]) -> list[dict[str, Any]]:
-    """Of the volume that shows them as files of one folder."""
-    return [{"configMap": {"name": entry.body["metadata"]["name"]}} for entry in maps]
 
 
 def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Issue]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def connect(spec: KubernetesSpec) -> ClusterConnection:
         else:
             # Of several files the client would take the current context of the last, and kubectl takes the first's.
             context = spec.context or _current_context(place)
-            with _login_complaints() as complaints:
+            with _login_complaints() as keeper:
                 config.load_kube_config(place, context=context, client_configuration=configuration)
+            complaints = [" ".join(record.getMessage().split()).rstrip(".") for record in keeper.buffer]
             if complaints and not (configuration.api_key or configuration.cert_file):
                 raise ClusterError(
                     f"The login program of the kubeconfig {place} gives no credentials: {'; '.join(complaints)}.",
@@ -92,18 +94,13 @@ def connect(spec: KubernetesSpec) -> ClusterConnection:
 
 
 @contextmanager
-def _login_complaints() -> Iterator[list[str]]:
-    """What the client says of a login program that fails: it logs that, and would go on as nobody."""
-    complaints: list[str] = []
-
-    class Keeper(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            complaints.append(" ".join(record.getMessage().split()).rstrip("."))
-
-    keeper = Keeper(logging.ERROR)
+def _login_complaints() -> Iterator[BufferingHandler]:
+    """Keeps what the client says of a login program that fails: it logs that, and would go on as nobody."""
+    keeper = BufferingHandler(capacity=1000)
+    keeper.setLevel(logging.ERROR)
     logging.getLogger().addHandler(keeper)
     try:
-        yield complaints
+        yield keeper
     finally:
         logging.getLogger().removeHandler(keeper)
 

@@ -261,9 +261,9 @@ def _names_replicas(monitor: Mapping[str, Any], labels: Mapping[str, str], spec:
 
 
 def grafana_replicas(api: KubernetesApi, spec: KubernetesSpec) -> int:
-    """Replicas that Grafana is meant to have; 0 when there is no Grafana. Raises ClusterError."""
-    deployment = api.find(grafana_path(spec))
-    return _replicas(deployment) if deployment else 0
+    """Replicas that Grafana is meant to have, by default 1; 0 when there is no Grafana. Raises ClusterError."""
+    deployment = api.find(grafana_path(spec)) or {"spec": {"replicas": 0}}
+    return int(deployment["spec"].get("replicas", 1))
 
 
 def quiet_grafana(api: KubernetesApi, spec: KubernetesSpec, campaign_id: str) -> list[str]:
@@ -289,7 +289,7 @@ def restore_grafana(api: KubernetesApi, spec: KubernetesSpec) -> list[str]:
         if before is None:
             return []
         patch: dict[str, Any] = {"metadata": {"annotations": {BEFORE: None, BY: None}}}
-        if before.isdigit() and not _replicas(deployment):
+        if before.isdigit() and not deployment["spec"].get("replicas", 1):
             patch["spec"] = {"replicas": int(before)}  # somebody who scaled it up meanwhile keeps what he made
         api.patch(grafana_path(spec), patch)
     except ClusterError as error:
@@ -303,9 +303,3 @@ def grafana_path(spec: KubernetesSpec) -> str:
     """Path of Grafana's Deployment."""
     namespace, _, name = spec.grafana_deployment.partition("/")
     return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
-
-
-def _replicas(deployment: dict[str, Any]) -> int:
-    """The API's default is 1."""
-    replicas = deployment["spec"].get("replicas")
-    return 1 if replicas is None else int(replicas)

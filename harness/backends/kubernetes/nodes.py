@@ -219,7 +219,7 @@ def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[No
     if fitting >= number:
         return
     wanted = " and ".join(f"{_shown(key, value)} of {key}" for key, value in pod.items())
-    names = ", ".join(dict.fromkeys(pods.name for pods in planned))
+    names = ", ".join(dict.fromkeys(pods.group.labels["app.kubernetes.io/name"] for pods in planned))
     listed = "; ".join(
         f"{room.name} has "
         + " and ".join(

@@ -160,7 +160,7 @@ def workload(
         own, marked = (f"{name}-gpu{gpu}", labels | {pods.GPU_LABEL: str(gpu)}) if several else (name, labels)
         claim = reference(experiment, named[gpu]) if named else None
         values = _values(experiment, spec, own, marked) | {
-            "given": files.sources(given),
+            "given": [{"configMap": {"name": entry.body["metadata"]["name"]}} for entry in given],
             "given_dir": files.FOLDER,
             "replicas": count,
             "numbered": not several,

@@ -137,7 +137,7 @@ def unhealthy_devices(pod: Object) -> list[str]:
 def in_order(replicas: Sequence[Object]) -> list[Object]:
     """The replicas in order: by a job's own index, else the name; of several shared GPUs one of each in turn."""
     by_gpu: dict[str, list[Object]] = {}
-    for pod in sorted(replicas, key=_own_order):
+    for pod in sorted(replicas, key=lambda pod: (int(notes(pod).get(INDEX_ANNOTATION, "0")), name(pod))):
         by_gpu.setdefault(gpu_of(pod), []).append(pod)
     places = [(place, int(gpu or 0), pod) for gpu, its in by_gpu.items() for place, pod in enumerate(its)]
     return [pod for _, _, pod in sorted(places, key=lambda entry: entry[:2])]
@@ -146,11 +146,6 @@ def in_order(replicas: Sequence[Object]) -> list[Object]:
 def gpu_of(item: Object) -> str:
     """Number of the shared GPU that a pod or its owner is for; empty where there is no choice."""
     return str((item["metadata"].get("labels") or {}).get(GPU_LABEL, ""))
-
-
-def _own_order(pod: Object) -> tuple[int, str]:
-    index = (pod["metadata"].get("annotations") or {}).get(INDEX_ANNOTATION, "0")
-    return int(index), name(pod)
 
 
 def as_replica(pod: Object, index: int, neighbour: str = "", extra: Collection[str] = ()) -> PodReplica:

@@ -10,7 +10,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +143,10 @@ class Watcher:
         for answer in self._api.stream(self._path, query, silence_s=duration_s + self._api.timeout_s):
             self._answer = answer
             self._note_answer()
-            for event in _events(answer):
+            for line in filter(bytes.strip, answer):  # one JSON object each, as they come
                 if self._stop.is_set():
                     return
+                event = json.loads(line)
                 self._heed(str(event.get("type")), event.get("object") or {})
 
     def _heed(self, kind: str, item: Object) -> None:
@@ -171,18 +172,6 @@ class Watcher:
         away, self._away = self._away, None
         if away is not None and time.time() - away[0] >= NOTABLE_OUTAGE_S:
             self.outages.append((away[0], time.time(), away[1]))
-
-
-def _events(answer: urllib3.BaseHTTPResponse) -> Iterator[Object]:
-    """One JSON object a line, as they come. Raises ValueError on a line that was cut off."""
-    rest = b""
-    for chunk in answer.stream(1 << 16):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line.strip():
-                yield json.loads(line)
-    if rest.strip():
-        yield json.loads(rest)
 
 
 class QueueWait:
