@@ -161,6 +161,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def clipped(text: str, length: int = 300) -> str:
+    """One line of at most ``length`` characters, for lists where the whole story stands elsewhere."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 3]}..."
+
+
 def printable(text: str) -> str:
     """The text without what moves a terminal's cursor, colours it, or turns its reading direction; lines stay lines."""
     if text.isprintable():

@@ -108,12 +108,6 @@ def replicas_in_words(count: int) -> str:
     return counted(count, "replica")
 
 
-def clipped(text: str, length: int = 300) -> str:
-    """One line of at most ``length`` characters, for lists where the whole story stands elsewhere."""
-    line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[: length - 3]}..."
-
-
 def markdown(text: str) -> str:
     """A name or a sentence of somebody else's in one line of Markdown, where nothing of it is markup."""
     return re.sub(r"([\\|`\[\]])", r"\\\1", html.escape(" ".join(printable(text).split()), quote=False))

@@ -18,7 +18,7 @@ from harness.analysis.client_result import read_scenarios
 from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.contrast import Contrasts
-from harness.analysis.format import clipped, quantity, replicas_in_words, times, with_interval
+from harness.analysis.format import quantity, replicas_in_words, times, with_interval
 from harness.analysis.goodput import Best
 from harness.analysis.goodput import sentences as goodput_in_words
 from harness.analysis.metrics.catalogue import ALL
@@ -26,7 +26,7 @@ from harness.analysis.questions.condition_overhead import Interference
 from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
 from harness.analysis.statistics import Estimate, Outcome
-from harness.errors import ResultsPathError, counted
+from harness.errors import ResultsPathError, clipped, counted
 from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
 from harness.spec.scenario import OPEN_LOOP, ScenarioKind

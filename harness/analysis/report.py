@@ -19,7 +19,6 @@ from harness.analysis.campaign import CampaignAnalysis, MeasuredRun, analyse
 from harness.analysis.comparability import gpu_names, part_of_gpu, places, places_in_words, reserved
 from harness.analysis.contrasts.comparison import Comparison, settings_of
 from harness.analysis.format import (
-    clipped,
     markdown,
     number,
     quantity,
@@ -47,7 +46,7 @@ from harness.analysis.questions.sharing_cost import (
     switching_answer,
 )
 from harness.data import data_path
-from harness.errors import UsageError, duration
+from harness.errors import UsageError, clipped, duration
 from harness.extras import absent as missing
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON

@@ -45,6 +45,7 @@ SUMMARY_JSON = "summary.json"
 CAMPAIGN_PARQUET = "campaign.parquet"
 
 MAX_REASON = 240
+"""Characters of a reason, which stands in every row, and in full in the manifest."""
 METRIC_COLUMNS = ("timestamp", "elapsed_s", "series", "value", "reason")
 WIDE_COLUMNS = ("timestamp", "cpu_util", "ram_usage", "gpu_util", "gpu_memory", "latency")
 
@@ -69,12 +70,6 @@ def from_iso(text: str) -> float:
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
     return moment.timestamp()
-
-
-def reason_cell(reason: str) -> str:
-    """A reason in one line, cut where it would fill the disk: it stands in every row, and in full in the manifest."""
-    line = " ".join(reason.split())
-    return line if len(line) <= MAX_REASON else f"{line[: MAX_REASON - 3]}..."
 
 
 def metric_file_name(workload: str, replicas: int, metric: str, start_s: float) -> str:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ResultsPathError
+from harness.errors import ResultsPathError, clipped
 from harness.metrics.rows import MetricRow
 from harness.results.files import storage_errors
-from harness.results.layout import METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files, reason_cell
+from harness.results.layout import MAX_REASON, METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str
     for metric, path in paths.items():
         if path.exists() and next(read_cells(path, metric), None) is not None:
             continue
-        reason = reason_cell(reasons.get(metric, "nothing was recorded"))
+        reason = clipped(reasons.get(metric, "nothing was recorded"), MAX_REASON)
         with storage_errors(path), path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(METRIC_COLUMNS)

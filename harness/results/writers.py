@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import orjson
 
-from harness.errors import ConflictError
+from harness.errors import ConflictError, clipped
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.rows import MetricColumn, MetricRow
 from harness.results import requests
@@ -30,13 +30,13 @@ from harness.results.files import (
 )
 from harness.results.layout import (
     MANIFEST,
+    MAX_REASON,
     METRIC_COLUMNS,
     REQUESTS,
     SAMPLES,
     WIDE,
     iso,
     metric_file_name,
-    reason_cell,
     workload_folders,
 )
 from harness.results.manifest import FileEntry, Manifest
@@ -166,13 +166,14 @@ class _LineFile:
 
 def _value_columns(row: MetricRow) -> tuple[str, str, str]:
     value = "" if row.value is None else repr(float(row.value))
-    return row.series, value, reason_cell(row.reason)
+    return row.series, value, clipped(row.reason, MAX_REASON)
 
 
 def _column_lines(times: Sequence[str], column: MetricColumn) -> list[str]:
     """One line of the CSV for every grid time."""
     missing = {
-        reason: _csv_lines([[column.series, "", reason_cell(reason)]]).decode() for reason in set(column.reasons)
+        reason: _csv_lines([[column.series, "", clipped(reason, MAX_REASON)]]).decode()
+        for reason in set(column.reasons)
     }
     head = missing.pop("", f"{column.series},,\n")[:-2]
     if not missing:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Self
 from harness.analysis.format import (
     DASH,
     TIMES,
-    clipped,
     interval_parts,
     markdown,
     number,
     ratio_interval,
 )
 from harness.analysis.statistics import Estimate
+from harness.errors import clipped
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -61,20 +61,19 @@ def goals(query: ComparisonQuery) -> list[Goal]:
     """Those that can be judged without further input, and those that a limit or a price makes possible."""
     limit_s, cost = query.latency_limit_s, cost_of(query)
     throughput = Goal(MOST_THROUGHPUT, "throughput", "req/s", highest=True, reached=True)
-    within = "" if limit_s is None else f"highest throughput with p99 within {quantity(limit_s, 's')}"
-    return [
+    wanted = [
         throughput,
-        *([replace(throughput, name=within, p99_limit_s=limit_s)] if within else []),
         replace(throughput, name="highest throughput with many replicas", together=True),
         Goal(LOWEST_P99, "latency_p99_exact", "s", highest=False, together=True),
         Goal("fairest between many replicas", "fairness", "", highest=True, together=True, reached=True),
         Goal("lowest energy per request", "energy", "J", highest=False),
-        *(
-            [Goal("lowest price per million inferences", "cost", query.currency, highest=False, value=cost)]
-            if cost
-            else []
-        ),
     ]
+    if limit_s is not None:
+        within = f"highest throughput with p99 within {quantity(limit_s, 's')}"
+        wanted.insert(1, replace(throughput, name=within, p99_limit_s=limit_s))
+    if cost:
+        wanted.append(Goal("lowest price per million inferences", "cost", query.currency, highest=False, value=cost))
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

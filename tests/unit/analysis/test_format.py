@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.format import clipped, number, quantity, with_interval
+from harness.analysis.format import number, quantity, with_interval
 from harness.analysis.pages.table import figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
+from harness.errors import clipped
 
 
 def estimate(mean: float, half: float | None) -> Estimate:
