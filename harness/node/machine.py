@@ -67,11 +67,25 @@ class PackageState:
 
 
 class Machine:
-    """What a check may ask a machine: files, units and packages, all by commands that only read."""
+    """A machine as it is in one moment, asked through a testinfra host: files, units and packages, all by commands that only read."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._asked: dict[tuple[str, ...], CommandOutput] = {}
 
     def command(self, *arguments: str) -> CommandOutput:
-        """Run a command that only reads. Raises NodeUnreachableError when the machine does not answer."""
-        raise NotImplementedError
+        """Run it, once however often it is asked. Raises NodeUnreachableError when the machine does not answer."""
+        if arguments not in self._asked:
+            try:
+                result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
+            except RuntimeError as error:  # what testinfra raises when ssh itself fails
+                said = getattr(error.args[0], "stderr", str(error)).strip() if error.args else "nothing"
+                raise NodeUnreachableError(
+                    f"The node did not answer while it was judged: {said}",
+                    advice="Check that it is up and that `ssh` to it works without a question.",
+                ) from error
+            self._asked[arguments] = CommandOutput(result.rc, result.stdout, result.stderr)
+        return self._asked[arguments]
 
     def read(self, path: str) -> str | None:
         """Text of a file; None where it cannot be read."""
@@ -107,30 +121,6 @@ class Machine:
         return self.command("journalctl", *arguments).stdout.splitlines()
 
 
-class TestinfraMachine(Machine):
-    """A real machine, through a testinfra host, as it is in one moment: every question is asked once."""
-
-    __test__ = False  # its name is no test's
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._asked: dict[tuple[str, ...], CommandOutput] = {}
-
-    def command(self, *arguments: str) -> CommandOutput:
-        """Run it, once however often it is asked."""
-        if arguments not in self._asked:
-            try:
-                result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
-            except RuntimeError as error:  # what testinfra raises when ssh itself fails
-                said = getattr(error.args[0], "stderr", str(error)).strip() if error.args else "nothing"
-                raise NodeUnreachableError(
-                    f"The node did not answer while it was judged: {said}",
-                    advice="Check that it is up and that `ssh` to it works without a question.",
-                ) from error
-            self._asked[arguments] = CommandOutput(result.rc, result.stdout, result.stderr)
-        return self._asked[arguments]
-
-
 def unit_state(text: str) -> UnitState:
     """Parse what ``systemctl show`` says."""
     values = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
@@ -157,21 +147,21 @@ def package_states(text: str) -> dict[str, PackageState]:
 
 
 @contextmanager
-def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator[TestinfraMachine]:
+def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator[Machine]:
     """A machine of the inventory, as root, reached the way the playbooks reach it. Raises UsageError and NodeUnreachableError."""
     ours = {"ANSIBLE_CONFIG": str(project / "ansible.cfg"), "PATH": path_with_ours()}
     with _environment(ours), tempfile.TemporaryDirectory(prefix="harness-ssh-") as sockets:
         native = _native_host(host, inventory)
         _share_connection(native, sockets)
-        if TestinfraMachine(native).command("id", "-u").stdout.strip() != "0":
+        if Machine(native).command("id", "-u").stdout.strip() != "0":
             native.backend.sudo = True
-            if TestinfraMachine(native).command("id", "-u").stdout.strip() != "0":
+            if Machine(native).command("id", "-u").stdout.strip() != "0":
                 raise UsageError(
                     f"Judging {host} needs root's rights, and sudo there does not give them without a password.",
                     advice="Log in as root, or allow this user sudo without a password.",
                 )
         try:
-            yield TestinfraMachine(native)
+            yield Machine(native)
         finally:
             for socket in Path(sockets).iterdir():
                 end = ["ssh", "-O", "exit", "-o", f"ControlPath={socket}", "node"]

@@ -13,7 +13,7 @@ from testinfra.host import Host
 
 from harness.node.checks import Node
 from harness.node.expected import VARIABLES, Expected
-from harness.node.machine import TestinfraMachine
+from harness.node.machine import Machine
 from harness.node.runner import resolve
 
 PROJECT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def node(host: Host, variables: dict[str, dict[str, Any]]) -> Node:
     """The machine, and what is expected of it; a host that the inventory does not name is its only node."""
     name = getattr(host.backend, "host", None)
     known = variables.get(name) if isinstance(name, str) else None
-    return Node(TestinfraMachine(host), Expected.from_variables(known or next(iter(variables.values()))))
+    return Node(Machine(host), Expected.from_variables(known or next(iter(variables.values()))))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ import pytest
 import testinfra
 
 from harness.errors import NodeUnreachableError
-from harness.node.machine import TestinfraMachine, _native_host, _share_connection, package_states, unit_state
+from harness.node.machine import Machine, _native_host, _share_connection, package_states, unit_state
 
 UNIT = """LoadState=loaded
 ActiveState=active
@@ -45,11 +45,11 @@ def test_packages_held_half_installed_and_removed() -> None:
 
 
 @pytest.fixture(scope="module")
-def here() -> TestinfraMachine:
-    return TestinfraMachine(testinfra.get_host("local://"))
+def here() -> Machine:
+    return Machine(testinfra.get_host("local://"))
 
 
-def test_files_of_this_machine(here: TestinfraMachine, tmp_path: Path) -> None:
+def test_files_of_this_machine(here: Machine, tmp_path: Path) -> None:
     file = tmp_path / "a file"
     file.write_text("text; $HOME %s\n")
     file.chmod(0o640)
@@ -64,13 +64,13 @@ def test_files_of_this_machine(here: TestinfraMachine, tmp_path: Path) -> None:
     assert here.listing(str(tmp_path / "none")) == []
 
 
-def test_commands_of_this_machine(here: TestinfraMachine) -> None:
+def test_commands_of_this_machine(here: Machine) -> None:
     output = here.command("sh", "-c", "echo out; echo err >&2; exit 3")
     assert (output.exit_code, output.stdout, output.stderr) == (3, "out\n", "err\n")
     assert here.command("no-such-command-here").exit_code == 127
 
 
-def test_packages_of_this_machine(here: TestinfraMachine) -> None:
+def test_packages_of_this_machine(here: Machine) -> None:
     if not Path("/usr/bin/dpkg-query").exists():
         pytest.skip("this machine has no Debian packages")
     assert here.packages()["dpkg"].installed
@@ -81,7 +81,7 @@ def test_a_machine_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
     options = f"-o UserKnownHostsFile={tmp_path}/known -o BatchMode=yes"
     host = testinfra.get_host(f"ssh://{os.environ.get('USER', 'root')}@127.0.0.1:9", ssh_extra_args=options)
     with pytest.raises(NodeUnreachableError, match="did not answer"):
-        TestinfraMachine(host).read("/etc/hostname")
+        Machine(host).read("/etc/hostname")
 
 
 def test_what_is_set_on_a_connection_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
