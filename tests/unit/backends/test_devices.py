@@ -1,5 +1,7 @@
 """Which GPU each replica gets, and what NVML says of a divided GPU."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from harness.backends.devices import device_environment, in_use
@@ -88,61 +90,34 @@ def test_each_replica_has_a_mig_instance_of_its_own(monkeypatch):
         device_environment(spec, 2)
 
 
-class _Nvml:
+def divided():
     """NVML of a machine with one GPU divided in two, of which one place is empty."""
 
-    class NVMLError(Exception):
-        pass
-
-    class _Memory:
-        total, free = 80, 70
-
-    class _Process:
-        pid = 12
-
-    def nvmlInit(self):  # noqa: N802 - NVML's names
-        pass
-
-    nvmlShutdown = nvmlInit  # noqa: N815
-
-    def nvmlDeviceGetCount(self):  # noqa: N802
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
-        return index
-
-    def nvmlDeviceGetMemoryInfo(self, _handle):  # noqa: N802
-        return self._Memory
-
-    def nvmlDeviceGetName(self, _handle):  # noqa: N802
-        return "A100"
-
-    def nvmlDeviceGetComputeMode(self, _handle):  # noqa: N802
-        raise self.NVMLError
-
-    def nvmlDeviceGetMigMode(self, _handle):  # noqa: N802
-        return 1, 1
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle):  # noqa: N802
-        return [self._Process]
-
-    def nvmlDeviceGetCpuAffinity(self, _handle, words):  # noqa: N802
-        return [0b1010, *[0] * (words - 1)]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, _handle):  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, _handle, place):  # noqa: N802
+    def handle_of(_gpu, place):
         if place == 0:
-            raise self.NVMLError
+            raise ValueError
         return "instance"
 
-    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
-        return f"MIG-{handle}"
+    return SimpleNamespace(
+        NVMLError=ValueError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80, free=70),
+        nvmlDeviceGetName=lambda _: "A100",
+        nvmlDeviceGetComputeMode=lambda _: handle_of(_, 0),  # it does not say
+        nvmlDeviceGetMigMode=lambda _: (1, 1),
+        nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=12)],
+        nvmlDeviceGetCpuAffinity=lambda _, words: [0b1010, *[0] * (words - 1)],
+        nvmlDeviceGetMaxMigDeviceCount=lambda _: 2,
+        nvmlDeviceGetMigDeviceHandleByIndex=handle_of,
+        nvmlDeviceGetUUID=lambda handle: f"MIG-{handle}",
+    )
 
 
 def test_what_nvml_says_of_a_divided_gpu():
-    assert gpu_facts(_Nvml()) == (
+    assert gpu_facts(divided()) == (
         [
             GpuFacts(
                 "A100",
@@ -162,4 +137,4 @@ def test_what_nvml_says_of_a_divided_gpu():
 
 def test_a_gpu_that_is_hidden_is_none(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert gpu_facts(_Nvml()) == ([], "the driver shows no device that CUDA_VISIBLE_DEVICES lets through")
+    assert gpu_facts(divided()) == ([], "the driver shows no device that CUDA_VISIBLE_DEVICES lets through")
