@@ -6,14 +6,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import Issue, ReasonCode
 from harness.metrics.rows import Recording, RecordingRequest
-from harness.metrics.telemetry import TelemetrySeries
+from harness.metrics.telemetry import Telemetry
 from harness.results.manifest import Provenance
 from harness.sharing.mode import Notify, unheard
 from harness.spec import CampaignSpec, ExperimentSpec
+
+if TYPE_CHECKING:
+    from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 
 IMAGE = "image"
 """The check of an image; where it is an error, no later experiment could run either."""
@@ -89,7 +92,7 @@ class Deployment(Protocol):
         """The way to record these replicas where they run."""
         ...
 
-    def telemetry(self, path: Path) -> TelemetrySeries | None:
+    def telemetry(self, path: Path) -> Telemetry | PrometheusTelemetry | None:
         """The series of the GPUs beside the recording, written to ``path``; None where there is nothing to read."""
         ...
 

@@ -1,6 +1,6 @@
 """The fast series: GPU telemetry and the host's CPU, several times a second, in a file of its own; and what it says of throttling.
 
-One row a reading, flushed once a second: memory does not grow, and a kill loses at most a second.
+One row a reading, written at once: memory does not grow, and a kill loses at most a reading.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import psutil
 
@@ -23,7 +23,6 @@ from harness.metrics.nvml import ACTIVITY, GAUGES, NvmlGpus
 from harness.metrics.quality import Finding, Severity
 from harness.metrics.rows import Lateness, LatenessHistogram, Missing
 
-_FLUSH_INTERVAL_S = 1.0
 _JOIN_TIMEOUT_S = 10.0
 GPU_COLUMNS = (*GAUGES, *ACTIVITY)
 POWER_CAP = 0x4
@@ -31,23 +30,6 @@ SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's clock event reasons: hardware slowdown, heat by software and by hardware, power brake."""
 TOLD_SHARE = 0.01
 _COLUMN = "_throttle_reasons"
-
-
-class TelemetrySeries(Protocol):
-    """The series beside one recording."""
-
-    def start(self) -> None:
-        """Begin."""
-        ...
-
-    def finish(self) -> TelemetrySummary:
-        """End, and say what ``telemetry.csv`` holds; nothing is written where no GPU can be read from elsewhere.
-
-        Raises:
-            StorageError: the file could not be written to its end; what was written is kept.
-            MetricsError: the driver hangs.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +66,7 @@ class Telemetry(threading.Thread):
         self._error: OSError | None = None
         self._gpus = self._source.count
         try:
-            self._file: TextIO = path.open("x", encoding="utf-8", newline="")
+            self._file: TextIO = path.open("x", encoding="utf-8", newline="", buffering=1)
         except OSError as error:
             raise storage_error(path, error) from error
 
@@ -97,7 +79,7 @@ class Telemetry(threading.Thread):
             self._error = error
 
     def finish(self) -> TelemetrySummary:
-        """See ``TelemetrySeries``."""
+        """End, and say what the file holds. Raises StorageError (what was written is kept), MetricsError (the driver hangs)."""
         self._wake.set()
         if self.ident is None:
             self._file.close()
@@ -126,16 +108,12 @@ class Telemetry(threading.Thread):
         writer.writerow(columns(range(self._gpus)))
         psutil.cpu_percent()  # from here on, for this thread
         start_s = self._clock.now_s()
-        flush_at_s = start_s + _FLUSH_INTERVAL_S
         index = 1  # the first reading ends one interval, so that it has a CPU share
         while not self._clock.wait_until(start_s + index * self._interval_s, self._wake):
             now_s = self._clock.now_s()
             self._punctuality.add(now_s - start_s - index * self._interval_s)
             writer.writerow(self._row(now_s, now_s - start_s))
             self._rows += 1
-            if now_s >= flush_at_s:
-                self._file.flush()
-                flush_at_s = now_s + _FLUSH_INTERVAL_S
             due = int((self._clock.now_s() - start_s) / self._interval_s)
             self._skipped += max(due - index, 0)
             index = max(index, due) + 1

@@ -225,7 +225,6 @@ class _Export:
         }
         self.present = [m for m in metrics if m.name not in self.absent]
         self._name(known, group.replicas)
-        self._counted_to_ms = grid.start_ms - grid.window_ms
 
     def records(self, metric: Metric, present: Collection[Metric]) -> bool:
         """Whether it has columns of a metric; what nobody publishes is missing once, with the measured replicas."""
@@ -307,16 +306,10 @@ class _Export:
     ) -> Iterator[MetricColumn]:
         """Columns of a metric that is counted on raw samples."""
         grid_ms, labels = chunk.times_ms(), self._labels[metric.name]
-        fresh = [
-            SampledSeries(s.labels, s.times_ms[late], s.values[late])
-            for s in samples
-            if (late := s.times_ms > self._counted_to_ms).any()
-        ]
-        self._counted_to_ms = chunk.end_ms
-        raw, new = by_labels(samples, labels), by_labels(fresh, labels)
+        raw = by_labels(samples, labels)
         every: list[NDArray[np.float64]] = []
         for key, name in self._keys[metric.name].items():
-            values = self._totals[key].advance(new.get(key, ()), grid_ms)
+            values = self._totals[key].advance(raw.get(key, ()), grid_ms)
             every.append(values)
             yield cells(metric, name, values, measured(raw.get(key, ()), grid_ms, chunk.step_ms), NO_SAMPLE)
         anywhere = measured(samples, grid_ms, chunk.step_ms)

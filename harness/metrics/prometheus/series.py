@@ -74,14 +74,16 @@ class CountedTotal:
 
     def __init__(self, start_ms: int) -> None:
         self._start_ms = start_ms
+        self._until_ms = -math.inf
         self._totals: dict[tuple[tuple[str, str], ...], RunningTotal] = defaultdict(RunningTotal)
 
     def advance(self, samples: Sequence[SampledSeries], grid_ms: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The total at each grid time, NaN before the first sample, with samples no earlier call was given; shape (rows,)."""
+        """The total at each grid time, NaN before the first sample; what an earlier call was given is not counted again."""
         new = {tuple(sorted(series.labels.items())): series for series in samples}
         columns = [
             self._total(self._totals[key], new.get(key), grid_ms) for key in sorted(new.keys() | self._totals.keys())
         ]
+        self._until_ms = max((int(series.times_ms[-1]) for series in samples), default=self._until_ms)
         if not columns:
             return np.full(len(grid_ms), np.nan)
         stacked = np.stack(columns)
@@ -93,10 +95,11 @@ class CountedTotal:
         history = [total.counted if total.seen else np.nan]
         if series is None:
             return np.full(len(grid_ms), history[0])
-        for time_ms, value in zip(series.times_ms.tolist(), series.values.tolist(), strict=True):
+        new = series.times_ms > self._until_ms
+        for time_ms, value in zip(series.times_ms[new].tolist(), series.values[new].tolist(), strict=True):
             total.observe(value, counting=time_ms > self._start_ms)
             history.append(total.counted)
-        return np.array(history)[np.searchsorted(series.times_ms, grid_ms, side="right")]
+        return np.array(history)[np.searchsorted(series.times_ms[new], grid_ms, side="right")]
 
 
 def key_labels(metric: Metric, dialect: Dialect) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ class PrometheusTelemetry:
         self._start_s = self._clock.now_s()
 
     def finish(self) -> TelemetrySummary:
-        """See ``TelemetrySeries``."""
+        """End, and write what the server holds. Raises StorageError."""
         start_s, end_s = self._start_s, self._clock.now_s()
         try:
             with self._where() as (server, dialect):
