@@ -35,7 +35,7 @@ class Carried:
     @property
     def in_words(self) -> str:
         """``kept up to 3 replicas, 5 by the law, broken at 8; undecided at 6: repeat``."""
-        parts = [f"kept up to {replicas_in_words(self.most)}" if self.most else "kept by none"]
+        parts = [f"kept up to {replicas_in_words(self.most)}" if self.most else "kept for certain by none"]
         if self.by_law is not None and self.by_law != self.most:
             parts.append(f"{self.by_law} by the law")
         if self.breaks is not None:
