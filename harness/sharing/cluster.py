@@ -273,9 +273,11 @@ class SwitchedPlugin(AsLent):
             return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
             return f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
-        seen = lending(node, pods, self.spec).modes
-        if seen and wanted.mode not in seen:
-            return f"node {place} shows {in_words(seen)} and not {wanted.mode.value}"
+        how = lending(node, pods, self.spec)
+        if how.modes and wanted.mode not in how.modes:
+            return f"node {place} shows {in_words(how.modes)} and not {wanted.mode.value}"
+        if how.denied:  # feature discovery labels a node a minute later
+            return f"of node {place} {'; '.join(how.denied)}"
         if mode.concurrent and not any(_runs_daemon(pod) for pod in pods):
             return f"no MPS control daemon is ready on node {place}"
         return ""

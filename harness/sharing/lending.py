@@ -59,15 +59,9 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lending:
-    """How a node's GPUs are lent.
+    """How a node's GPUs are lent: the modes that replicas may be under, and slices of each GPU; empty and None: nobody tells.
 
-    Attributes:
-        modes: that replicas may be under; empty: nobody tells.
-        slices: of each GPU or instance; None: nobody tells.
-        source: who decided.
-        denied: the sources that say otherwise, each with what it says.
-        stranger: who lends more than labels and configuration say, by a way that is not known; empty: nobody does.
-        configuration: that the node's label names.
+    ``source`` decided, those of ``denied`` say otherwise; ``stranger``: who lends more than labels and configuration say.
     """
 
     modes: frozenset[Sharing]

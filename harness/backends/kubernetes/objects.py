@@ -63,7 +63,6 @@ class PodGroup:
     """The Deployment or Job of an attempt's replicas, of a neighbour's or of a load's; by claims one for each shared GPU.
 
     Attributes:
-        experiment: what runs; of a neighbour, its workload and number.
         name: unique among the attempts of all campaigns.
         routes: by which each of its pods hands out what it wrote, beside its status.
         beside: what its pods take from the API server: a claim of its own, files.

@@ -190,6 +190,9 @@ def test_a_stale_label_is_not_believed(here, plugin):
 
     with pytest.raises(BackendError, match="node n1 shows mps and not time-slicing"):
         switch(here, SLICED)
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {"nvidia.com/gpu.replicas": "8"}}})
+    with pytest.raises(BackendError, match=r"of node n1 the label nvidia.com/gpu.sharing-strategy=mps says mps"):
+        switch(here, EXCLUSIVE, replicas=1)  # its capacity shows another mode already
 
 
 def test_a_change_by_somebody_else_in_between_is_looked_at_and_kept(here, plugin):
