@@ -40,7 +40,7 @@ PROMPT, REQUEST = '{"prompt": "a"}\n', '{"timestamp": %d, "input_length": 1, "ou
     ("field", "good", "bad", "message"),
     [
         ("requests", PROMPT, PROMPT + '{"text": "a"}', ":2: a line is a JSON object with `prompt`"),
-        ("trace", REQUEST % 0 + REQUEST % 9, REQUEST % -1, ":1: `timestamp` is in milliseconds from 0 to 1e+15"),
+        ("trace", REQUEST % 0 + REQUEST % 9, REQUEST % -1, ":1: timestamp must be at least 0"),
     ],
 )
 def test_a_file_that_cannot_be_asked_is_said_before_anything_starts(tmp_path, field, good, bad, message):
