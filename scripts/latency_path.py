@@ -6,7 +6,7 @@ A campaign of one replica runs on the CPU. Its workload makes the latency of eve
 number of nanoseconds. In every process a profiler looks at what the functions of the package get, hold and return, and
 counts a function, by its code object, when that is the known latency:
 
-- the number itself, in nanoseconds, milliseconds or seconds, or its start and end in one row;
+- the number itself, in nanoseconds, milliseconds or seconds, or its start and end, in one row or beside each other;
 - a flat collection with it: an array, bytes, a list, the columns of an Arrow or pandas table;
 - a record or a collection of those: a table of requests, an estimate, a named list of figures.
 
@@ -65,6 +65,7 @@ LATENCY_NS, EVERY, ROOT, OUT = int(os.environ["KNOWN_NS"]), 0, os.environ["KNOWN
 VALUES = (float(LATENCY_NS), LATENCY_NS / 1e6, LATENCY_NS / 1e9)
 BYTES = LATENCY_NS.to_bytes(8, "little")
 BESIDE = set(os.environ["KNOWN_BESIDE"].split(","))
+CARRIERS = {"MeasuredRun"}  # all figures and files of one run
 LOOKED_AT = 4000
 inside, clock, planted = {}, time.perf_counter_ns, threading.local()
 held, looks = {}, {}
@@ -111,7 +112,7 @@ def holds(value, depth=2):
         return len(value) < 5000 and any(holds(part, depth - 1) for part in list(value.values()))
     if isinstance(value, (list, tuple, set, frozenset)):
         return len(value) < 100_000 and any(holds(part, depth - 1) for part in list(value))
-    if hasattr(kind, "__dataclass_fields__"):
+    if hasattr(kind, "__dataclass_fields__") and kind.__name__ not in CARRIERS:
         names = list(kind.__dataclass_fields__)
         return any(holds(getattr(value, name, None), depth - 1) for name in names)
     return kind.__module__.startswith(("harness.replica", "harness.traffic")) and any(
@@ -170,7 +171,10 @@ def look(frame, result):
     if held.get(code) or looks.get(code, 0) > LOOKED_AT:
         return held.get(code, False)
     looks[code] = looks.get(code, 0) + 1
-    if not (holds(result) or any([holds(part) for part in list(frame.f_locals.values())])):
+    values = frame.f_locals
+    ends = values.get("end_ns"), values.get("start_ns")
+    in_flight = all(type(end) is int for end in ends) and ends[0] - ends[1] == LATENCY_NS
+    if not (in_flight or holds(result) or any([holds(part) for part in list(values.values())])):
         return False
     counts = not beside(frame)
     if held.get(code) is None or counts:  # at once, because some processes end without a word
@@ -198,7 +202,7 @@ sys.setprofile(profile)
 """
 BESIDE = (
     *("verify_experiment", "verify", "judge", "evaluate", "report_of", "write_report", "limits", "bests"),
-    *("headline", "concerns", "families", "interference", "observe"),
+    *("headline", "concerns", "families", "interference", "observe", "_worst_p99"),
 )
 """Functions, by name in any version, that make something else of a latency."""
 
