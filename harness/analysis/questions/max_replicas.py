@@ -40,6 +40,8 @@ class Carried:
             parts.append(f"{self.by_law} by the law")
         if self.breaks is not None:
             parts.append(f"broken at {self.breaks}")
+        elif self.most and not self.undecided:
+            parts.append("the most measured")
         undecided = ", ".join(map(str, self.undecided))
         return ", ".join(parts) + (f"; undecided at {undecided}: repeat" if undecided else "")
 
@@ -123,12 +125,20 @@ def _with_interval(estimate: Estimate) -> str:
 
 
 def _scaling_in_words(scaling: Scaling, most: int) -> str:
-    if scaling.best is None:
+    best = scaling.best
+    if best is None:
         return f"{_law_in_words(scaling)}."
-    point = knee(scaling.best)
-    full = "" if point is None else f"; it grows up to about {number(point)} replicas"
-    parameters = f" ({text})" if (text := _parameters(scaling)) else ""
-    return f"throughput follows the law {scaling.best.law.name}{parameters} up to {most} replicas measured{full}."
+    point, parameters = knee(best), best.parameters
+    if point is not None:
+        full = f"{_with_interval(parameters['C'])} requests/s"
+        return f"throughput grows up to about {number(point)} replicas and stays at {full} from there on (up to {most} measured)."
+    if "w" in parameters:
+        cost = parameters["w"]
+        longer = f"{100 * cost.mean:.1f} % ({100 * (cost.low or 0.0):.1f} to {100 * (cost.high or 0.0):.1f}) longer"
+        return f"one replica keeps the GPU busy; with more, a request takes {longer}, however many take turns (up to {most} measured)."
+    if "s" in parameters:
+        return f"throughput follows {best.law.name}, with a serial share of {_with_interval(parameters['s'])}."
+    return f"throughput grows linearly up to {most} replicas, the most measured: the GPU is not full yet."
 
 
 def memory_entry(cell: Cell) -> Entry:
