@@ -14,7 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.results import finalise, verify_experiment
+from harness.results.verification import verify_experiment
+from harness.results.writers import finalise
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, write_attempt
 
 

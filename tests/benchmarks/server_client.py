@@ -70,7 +70,7 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
     with foreign_clients.timed_server(folder, first_s=gap_s, gap_s=gap_s) as (port, times):
         engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, concurrency=streams)
         asker, metrics = Remembering(engine, port, HOST), RequestMetrics()
-        ledger = ServerLedger(Families(streams=True), metrics, None, folder)
+        ledger = ServerLedger(Families(streams=True), metrics, folder)
         questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())
         load = ServerLoad(engine, asker, questions, ledger, seed=0, alive=lambda: None)
         stopping = threading.Event()

@@ -255,7 +255,9 @@ def laws(random: np.random.Generator, trials: int) -> Iterator[Result]:
                 count: random.normal(value, 0.02 * value, 3).tolist()
                 for count, value in zip(counts, curve, strict=True)
             }
-            (fit,) = scaling_law(runs, [law]).tried
+            scaling = scaling_law(runs, [law])
+            fit = scaling.nearest or scaling.best
+            assert fit is not None
             rejected += fit.fits is False
             for parameter, truth in zip(law.parameters, values, strict=True):
                 held[parameter] += holds(fit.parameters[parameter], truth)

@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def _replay(data: ExperimentData) -> Replay:
-    records = data.requests().rows
+    records = data.requests.rows
     ends_s = (records["end_ns"] - round(data.manifest.start_s * 1e9)) / 1e9
     order = np.argsort(ends_s)
     order = order[(ends_s[order] >= 0) & (ends_s[order] < data.duration_s)]

@@ -223,8 +223,8 @@ def fixed(
     without, equal = 0, 1 + wanted.within
     for _ in range(replays):
         figures = drawn(random, truth, runs)
-        for metric, cell, reference in asked:
-            sides = [figures[each.experiment_id(0), metric] for each in (cell, reference) if each is not None]
+        for question in asked:
+            sides = [figures[side.experiment_id(0), question.metric] for side in question.sides]
             found = ratio(*sides, share=1 / len(asked))
             if found.low is None or found.high is None:
                 without += 1
