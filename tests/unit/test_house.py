@@ -1,6 +1,8 @@
 """The rules of the house: who may import whom, how large a module may be, where printing is allowed."""
 
 import ast
+import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -187,3 +189,16 @@ def test_what_a_replica_imports_before_its_workload_is_small():
     of_campaigns = {"campaign", "kubernetes", "load", "profile", "stress", "timing", "yaml_tree"}
     assert not modules & {f"harness.spec.{name}" for name in of_campaigns}
     assert min(own_s / pydantic_s for _, own_s, pydantic_s in seen) < 0.8, "a third is usual"
+
+
+def names_from_the_package(module):
+    """Module and name of all that a file imports from the package and the tests."""
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in {"harness", "tests"}:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+@every(sorted((ROOT / "tests" / "benchmarks").glob("*.py")), lambda module: module.stem)
+def test_what_benchmarks_import_is_there(module):
+    for source, name in names_from_the_package(module):
+        assert hasattr(importlib.import_module(source), name) or importlib.util.find_spec(f"{source}.{name}")
