@@ -146,6 +146,13 @@ def has_driver(modules: Path) -> bool:
     return "/nvidia.ko" in (read(modules / "modules.dep") or "")
 
 
+def has_module(name: str) -> bool:
+    """Whether the running kernel has a module: loaded, or built in, where only one with parameters has a folder in /sys."""
+    plain = name.replace("-", "_")
+    built_in = (read(MODULES / platform.release() / "modules.builtin") or "").replace("-", "_")
+    return (SYS / "module" / plain).exists() or f"/{plain}.ko\n" in f"{built_in}\n"
+
+
 def key_enrolled() -> bool:
     """Whether the firmware's list of owners' keys, as shim hands it on, has one that DKMS signs with."""
     listed = [path.read_bytes() for path in (SYS / "firmware/efi/efivars").glob("MokListRT*")]
@@ -346,7 +353,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
     urls, clocks = answers(asked["urls"], asked["urls_timeout_s"])
     return {
         "disks": {path: free_bytes(path) for path in asked["disks"]},
-        "modules": {name: Path("/sys/module", name.replace("-", "_")).exists() for name in asked["modules"]},
+        "modules": {name: has_module(name) for name in asked["modules"]},
         "sysctls": {key: sysctl(key) for key in asked["sysctls"]},
         "paths": {path: path_state(os.path.expanduser(path)) for path in asked["paths"]},  # noqa: PTH111 - a user without a home is left as it is
         "sums": {path: module.sha256(path) if Path(path).is_file() else None for path in asked["sums"]},

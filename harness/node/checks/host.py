@@ -90,7 +90,13 @@ def fstab_has_no_duplicates(node: Node) -> Observation:
 @check("kernel/modules-now", "`modprobe` them; a kernel without them needs its modules package installed.")
 def modules_are_loaded(node: Node) -> Observation:
     """The modules overlay and br_netfilter are loaded, or built into the kernel."""
-    built_in = node.text("/proc/filesystems").split()
+    # Built in, one without parameters has no folder in /sys/module: the list of the kernel's package names it.
+    release = (node.machine.read("/proc/sys/kernel/osrelease") or "").strip()
+    listed_there = (node.machine.read(f"/lib/modules/{release}/modules.builtin") or "").splitlines()
+    built_in = {
+        *node.text("/proc/filesystems").split(),
+        *(path.rpartition("/")[2].removesuffix(".ko") for path in listed_there),
+    }
     here = [name for name in MODULES if name in built_in or node.machine.stat(f"/sys/module/{name}") is not None]
     return same(listed(MODULES), listed(here))
 

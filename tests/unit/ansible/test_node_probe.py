@@ -118,6 +118,21 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     assert module.key_enrolled() is False
 
 
+def test_a_module_is_there_when_it_is_loaded_or_built_into_the_running_kernel(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "SYS", tmp_path)
+    monkeypatch.setattr(module, "MODULES", tmp_path)
+    monkeypatch.setattr(module.platform, "release", lambda: "6.18")
+    (tmp_path / "module/nf_tables").mkdir(parents=True)
+    names = ("nf-tables", "br_netfilter", "ip_vs")
+
+    assert [module.has_module(name) for name in names] == [True, False, False]
+
+    (tmp_path / "6.18").mkdir()
+    (tmp_path / "6.18/modules.builtin").write_text("kernel/net/ip_vs_rr.ko\nkernel/net/bridge/br-netfilter.ko\n")
+
+    assert [module.has_module(name) for name in names] == [True, True, False]
+
+
 def test_a_path_and_a_missing_path(tmp_path):
     (tmp_path / "target").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "target")

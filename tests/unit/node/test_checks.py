@@ -325,6 +325,15 @@ def test_without_a_proxy_none_is_looked_for_and_a_password_is_never_said() -> No
     assert [each.name for each in found.not_applicable] == ["crio/proxy"]
 
 
+def test_what_is_built_into_the_kernel_that_runs_is_there() -> None:
+    paper = machine()
+    remove("/sys/module/br_netfilter")(paper)
+    write("/proc/sys/kernel/osrelease", "6.18\n")(paper)
+    write("/lib/modules/6.18/modules.builtin", "kernel/net/bridge/br_netfilter.ko\n")(paper)
+
+    assert verdict(paper).ok
+
+
 def test_pressure_can_be_told_off() -> None:
     paper = machine()
     remove("/proc/pressure/cpu")(paper)
