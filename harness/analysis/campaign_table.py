@@ -66,7 +66,7 @@ def _lowest(values: Iterable[float | None]) -> float | None:
 
 
 def _share_percent(experiment: ExperimentSpec) -> float | None:
-    if not mode_of(experiment.sharing).concurrent:
+    if not mode_of(experiment.sharing).takes_limits:
         return None
     limited = experiment.mps.percentage(experiment.replicas_per_gpu) if experiment.mps else None
     return 100.0 if limited is None else limited

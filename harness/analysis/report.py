@@ -236,7 +236,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
     """What MPS allowed each replica, in words, wherever it was used."""
-    under_mps = [manifest for manifest in manifests if mode_of(manifest.experiment.sharing).concurrent]
+    under_mps = [manifest for manifest in manifests if mode_of(manifest.experiment.sharing).takes_limits]
     return list(dict.fromkeys(map(_limits, under_mps)))
 
 

@@ -32,7 +32,7 @@ POLL_S = 0.01
 
 def gpu_to_probe(sharing: Sharing) -> GpuFacts:
     """The first GPU that CUDA_VISIBLE_DEVICES lets through. Raises UsageError, and PreflightError where others would be measured, too."""
-    if not mode_of(sharing).shares_gpu:
+    if not mode_of(sharing).shares_gpu or mode_of(sharing).own_multiprocessors:
         raise UsageError(f"Under sharing {sharing.value} processes take no turns.", advice="Probe time-slicing or mps.")
     gpus, why_none = gpu_facts()
     if not gpus:

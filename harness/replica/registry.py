@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from harness.replica.errors import CannotBeMetError
 from harness.replica.settings import Settings
@@ -62,19 +62,25 @@ def load(settings: Settings) -> Workload:
 def find_factory(target: str, setting: str = "WORKLOAD") -> Factory:
     """Return the factory that ``target`` names. Raises CannotBeMetError with what was looked for, and by which setting."""
     known = BUILTIN | HOSTILE
-    module_name, _, attribute = known.get(target, target).partition(":")
-    if not module_name or not attribute:
+    path = known.get(target, target)
+    if not all(path.partition(":")):
         raise CannotBeMetError(
             f"{setting}: {target!r} is no built-in workload and not of the form module:factory; {nearest(target, known)}"
         )
+    return cast("Factory", find_function(path, setting))
+
+
+def find_function(path: str, setting: str) -> Callable[..., Any]:
+    """Return what ``path``, a ``module:function``, names. Raises CannotBeMetError with what was looked for, and by which setting."""
+    module_name, _, attribute = path.partition(":")
     module = _import(module_name, setting)
-    factory = getattr(module, attribute, None)
-    if not callable(factory):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise CannotBeMetError(
             f"{setting}: module {module_name} ({module.__file__}) has no callable {attribute!r}; {nearest(attribute, functions)}"
         )
-    return cast("Factory", factory)
+    return cast("Callable[..., Any]", function)
 
 
 def _import(name: str, setting: str) -> ModuleType:

@@ -85,9 +85,10 @@ class Replica:
         self._enter("loading", port=server.port)
         if self._settings.workload not in registry.BUILTIN:
             self._read = ReadSettings(self._settings)
+        under_mode = self._come_under_sharing_mode()
         self._workload = workload = registry.load(self._read or self._settings)
         self._described = self._call("describe", {})
-        self._status.update(**self._described)
+        self._status.update(**{**self._described, **under_mode})
         self._metrics.set_info({label: self._status.fact(label) for label in _LABELS})
         self._metrics.publish(*self._call("published", ()))
         with self._call("serving", contextlib.nullcontext()):
@@ -165,6 +166,11 @@ class Replica:
         with self._phase_change:
             self._status.update(phase=phase, **facts)
         _say(f"{phase} {self._settings.workload} (replica {self._settings.replica}, port {self._status.fact('port')})")
+
+    def _come_under_sharing_mode(self) -> Mapping[str, object]:
+        """Do what the sharing mode asks of this process before a workload uses the GPU; facts that outdo those of the workload."""
+        target = self._settings.sharing
+        return registry.find_function(target, "REPLICA_SHARING")() if target else {}
 
     def _warm_up_and_serve(self, workload: Workload) -> None:
         self._enter("warming")

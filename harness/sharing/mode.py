@@ -88,6 +88,8 @@ class SharingMode:
     """Processes have the GPU one after another; a slice does not limit what each gets."""
     concurrent: ClassVar[bool] = False
     """Processes are on the GPU at the same time, as clients of a daemon that may limit them."""
+    own_multiprocessors: ClassVar[bool] = False
+    """Each replica has multiprocessors to itself, as many as the driver gives: no setting says how many."""
     most_processes: ClassVar[int | None] = None
     """On one GPU, by NVIDIA's documentation."""
     plugin_section: ClassVar[str] = ""
@@ -110,6 +112,11 @@ class SharingMode:
     def shares_gpu(self) -> bool:
         """Several processes compute on one GPU."""
         return self.takes_turns or self.concurrent
+
+    @property
+    def takes_limits(self) -> bool:
+        """What each replica may use of a GPU is the campaign's to say; without that it may use all of it."""
+        return self.concurrent and not self.own_multiprocessors
 
     def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:
         """What keeps replicas of an experiment from sharing this machine's GPUs so; nothing is changed."""

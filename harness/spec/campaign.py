@@ -14,7 +14,7 @@ from harness.spec.experiment import CellSpec, Limits, SloSpec
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import KUBERNETES, LOCAL, Apart, Lacking, OneOrSeveral, StrictModel, checked
 from harness.spec.scenario import ScenarioKind
-from harness.spec.sharing import Interval, Mode, MpsSpec, Sharing, settings_under
+from harness.spec.sharing import Interval, Mode, Modes, MpsSpec, Sharing, settings_under
 from harness.spec.stress import StressLoad, StressSpec
 from harness.spec.timing import FIRST_LOOK, PRESETS, Repeats, RepeatsOrNumber, Timing, UntilKnown, short_by_scrapes
 from harness.spec.workload import RATE_IS_OF, WorkloadSpec, settings_of
@@ -42,10 +42,11 @@ class CampaignSpec(StrictModel):
         KubernetesSpec | None,
         Lacking(LOCAL, "replicas are processes of this machine", "Say `backend: kubernetes`, or remove it."),
     ] = Field(None, description="The cluster, for backend kubernetes; {} takes every default.")
-    sharing: Annotated[list[Sharing], Apart] = Field(
+    sharing: Modes = Field(
         [Sharing.TIME_SLICING],
         min_length=1,
-        description="Sharing modes to compare: exclusive, time-slicing, mps, mig. Servers that run already have as-found, and no other.",
+        description=f"Sharing modes to compare: {', '.join(mode for mode in Sharing if mode is not Sharing.AS_FOUND)}. Servers that run "
+        "already have as-found, and no other.",
     )
     gpus: int = Field(
         1,

@@ -51,8 +51,8 @@ OneOrSeveral = BeforeValidator(lambda given: given if isinstance(given, list) el
 class Lacking:
     """Metadata of a field: what it asks for, a backend cannot do.
 
-    ``when`` is the property of the model that says whether it is asked for (else: where the field is not its default), ``label`` says
-    for the table of all which of its values that are.
+    ``when`` is the property of the model that says whether it is asked for, ``value`` the one of a list that asks for it (else: where the
+    field is not its default); ``label`` says for the table of all which of its values that are.
     """
 
     backend: str
@@ -60,9 +60,12 @@ class Lacking:
     instead: str
     when: str = ""
     label: str = ""
+    value: object = None
 
     def is_asked(self, model: StrictModel, name: str) -> bool:
         """Whether a model asks for it by this field."""
+        if self.value is not None:
+            return self.value in getattr(model, name)
         return bool(getattr(model, self.when) if self.when else model.differs(name))
 
 

@@ -41,6 +41,7 @@ OF_THE_PLACE = {
     "REPLICA": "replica",
     "REPLICA_CPUS": "cpus",
     "REPLICA_DIR": "replica_dir",
+    "REPLICA_SHARING": "sharing",
     "RUN_SECONDS": "run_s",
     "LINGER_SECONDS": "linger_s",
 }
@@ -88,6 +89,7 @@ class ReplicaPlace(StrictModel):
     replica: int = Field(0, ge=0, lt=2**31)
     cpus: Numbers | None = None
     replica_dir: Path | None = None
+    sharing: str | None = None
     run_s: NotNegative | None = Field(None)
     linger_s: NotNegative = Field(0.0)
 

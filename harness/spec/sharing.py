@@ -28,6 +28,10 @@ class Sharing(StrEnum):
     """Servers that ran already: how they share a GPU is left alone, and nothing is said of it."""
 
 
+Modes = Annotated[list[Sharing], Apart]
+"""Of a campaign, each once."""
+
+
 def mode_in_words(sharing: str, mps_limits: str, time_slice: str = "") -> str:
     """A sharing mode with what MPS allows each replica, or how long a turn is, e.g. ``mps (1/N)``, ``time-slicing (short)``."""
     setting = mps_limits or time_slice

@@ -30,7 +30,7 @@ from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.metrics.rows import RecordingRequest
-from harness.sharing.modes import CONTROL
+from harness.sharing.mps import CONTROL
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.benchmarks.loop_efficiency import Bare, environment_for, mean_and_half
 from tests.support.fake_metrics import RowList

@@ -355,7 +355,7 @@ def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
 
 def _has_side(mode: SharingMode, by: By) -> bool:
     """Whether a mode has what the sides differ in: limits where processes run side by side, slices where they take turns."""
-    return mode.concurrent if by is By.SHARE else mode.takes_turns if by is By.TIME_SLICE else True
+    return mode.takes_limits if by is By.SHARE else mode.takes_turns if by is By.TIME_SLICE else True
 
 
 def _distinct_names(analyses: Sequence[CampaignAnalysis]) -> list[str]:

@@ -152,7 +152,7 @@ def memory_entry(cell: Cell) -> Entry:
     total = gpus[0].memory_bytes if gpus else None
     experiment = cell.used[0].data.manifest.experiment
     mode = mode_of(experiment.sharing)
-    if not total or not own.mean or mode.each_its_own:
+    if not total or not own.mean or mode.each_its_own or mode.own_multiprocessors:
         return Entry(entry.mean, ())
     limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
     fit = math.floor(total / max(own.mean, (limit_gb or 0.0) * 1e9))

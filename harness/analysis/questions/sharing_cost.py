@@ -177,7 +177,7 @@ def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
         if not mode_of(arm.sharing).takes_turns:
             continue
         neighbours = [
-            other for other in comparison.arms if mode_of(other.sharing).concurrent and comparison.alike(arm, other)
+            other for other in comparison.arms if mode_of(other.sharing).takes_limits and comparison.alike(arm, other)
         ]
         for workload in comparison.workloads():
             alone = comparison.gpu_alone(arm, workload)

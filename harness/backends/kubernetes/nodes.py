@@ -15,7 +15,7 @@ from harness.errors import Issue, IssueLevel, counted
 from harness.results.manifest import Gpu, Host, Provenance, Software
 from harness.sharing.lending import PRODUCT_LABEL
 from harness.sharing.mode import Object
-from harness.sharing.modes import MEMORY_LABEL
+from harness.sharing.mps import MEMORY_LABEL
 from harness.sharing.node import (
     GPU_COUNT_LABEL,
     HOLDERS_ADVICE,

@@ -17,7 +17,7 @@ from harness.backends.local import LocalBackend
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
-from harness.sharing.modes import CONTROL
+from harness.sharing.mps import CONTROL
 from harness.spec import MpsLimits, Sharing
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked

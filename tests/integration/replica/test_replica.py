@@ -144,6 +144,7 @@ def test_a_request_stuck_outside_python_is_left_behind_with_its_own_exit_code(st
         ("def make(settings): raise MemoryError\n", {}, 4, "out of memory"),
         ("def other(settings): pass\n", {}, 3, "has no callable 'make'"),
         ("", {"WORKLOAD": "not_there:make"}, 3, "no module 'not_there'"),
+        (OWN.format(init="pass", infer="pass"), {"REPLICA_SHARING": "own:join"}, 3, "REPLICA_SHARING: module own"),
         (OWN.format(init="pass", infer="return None"), {}, 3, "infer() of workload own must return the number"),
         (
             OWN.format(init="pass", infer="raise RuntimeError('CUDA out of memory. Tried to allocate 1 GiB.')"),
@@ -169,6 +170,26 @@ def test_a_request_that_fails_ends_the_replica_and_keeps_the_others(start, own_s
     assert replica.status["error"] == "workload failed while serving: AssertionError: ninth request"
     assert len(replica.latencies) == 6
     assert "Traceback" in replica.log.read_text()
+
+
+JOINS = """
+    def describe(self):
+        return {"multiprocessors": 132, "device": "cuda"}
+joined = []
+def join():
+    joined.append(True)
+    return {"multiprocessors": 40}
+def make(settings):
+    assert joined
+    return Own(settings)
+"""
+
+
+def test_what_the_sharing_mode_asks_is_done_first_and_has_the_last_word(start, own_source):
+    """What a workload says of the whole GPU is not what the process has of it."""
+    replica = start(own_source().partition("def make")[0] + JOINS, REPLICA_SHARING="own:join")
+    replica.wait_until_ready()
+    assert (replica.status["multiprocessors"], replica.status["device"]) == (40, "cuda")
 
 
 def test_a_wrong_setting_is_one_line(start):

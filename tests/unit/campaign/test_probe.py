@@ -12,7 +12,7 @@ from harness.cli import app
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
 from harness.replica import time_slices
-from harness.sharing.modes import Mps
+from harness.sharing.mps import Mps
 from harness.spec import Sharing
 
 GPU = GpuFacts("H200", 1 << 37, 1 << 37, uuid="GPU-1", compute_mode="default")

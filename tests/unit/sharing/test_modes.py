@@ -7,7 +7,8 @@ import subprocess
 import pytest
 
 from harness.errors import IssueLevel
-from harness.sharing.modes import MODES, Mps, mode_of
+from harness.sharing.modes import MODES, mode_of
+from harness.sharing.mps import Mps
 from harness.spec import MpsLimits, Sharing
 from tests.support.experiments import experiment
 from tests.support.machines import GPU, gpu
@@ -17,7 +18,7 @@ RUNNING = Mps.running
 
 @pytest.fixture(autouse=True)
 def with_control(monkeypatch):
-    monkeypatch.setattr("harness.sharing.modes.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(Mps, "running", lambda _self, _gpus: [])
 
 
@@ -82,7 +83,7 @@ def test_a_daemon_that_runs_already_is_an_error(monkeypatch):
 
 
 def test_a_machine_without_the_control_program_is_an_error(monkeypatch):
-    monkeypatch.setattr("harness.sharing.modes.shutil.which", lambda _name: None)
+    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda _name: None)
     assert "there is no nvidia-cuda-mps-control" in found(Sharing.MPS)[IssueLevel.ERROR]
 
 

@@ -9,7 +9,7 @@ from harness.campaign import source
 from harness.campaign.plan import expand
 from harness.campaign.source import TEMPLATES, read_source, starter_for, starter_text
 from harness.metrics.nvml import GpuFacts
-from harness.sharing.modes import Mps
+from harness.sharing.mps import Mps
 from harness.spec import CampaignSpec, KubernetesSpec
 from harness.spec.experiment import SloSpec
 from harness.spec.load import parse_campaign
@@ -48,7 +48,7 @@ def mig_gpu(monkeypatch, *, instances):
     gpu = GpuFacts("GPU", 80 * 10**9, 80 * 10**9, "GPU-0", "default", bool(instances), tuple("abcdefg"[:instances]))
     monkeypatch.setattr(source, "gpu_facts", lambda: ([gpu], ""))
     monkeypatch.setattr(Mps, "running", lambda _self, _uuids: [])
-    monkeypatch.setattr("harness.sharing.modes.shutil.which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
+    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
