@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from harness.errors import Issue, counted
-from harness.metrics.nvml import GpuFacts
-from harness.sharing.mode import SharingMode, gpu_config, refusal
-from harness.sharing.mps import Mps
-from harness.spec import ExperimentSpec, Sharing
+from harness.errors import Issue, IssueLevel, counted
+from harness.metrics.nvml import VISIBLE, GpuFacts
+from harness.sharing.mode import SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
+from harness.sharing.mps import Mps, MpsSetup
+from harness.spec import ExperimentSpec, MpsLimits, Sharing
+from harness.spec.sharing import SM_GROUP
+
+_IN_REPLICA = "harness.replica.green_contexts"
 
 
 class Exclusive(SharingMode):
@@ -52,6 +61,77 @@ class TimeSlicing(SharingMode):
         return gpu_config("TimeSlicing", timeSlicingConfig={"interval": interval})
 
 
+class GreenContexts(SharingMode):
+    """Each replica has multiprocessors of its own; processes run at the same time under MPS alone, and so do these."""
+
+    sharing = Sharing.GREEN_CONTEXTS
+    meaning = "each replica uses multiprocessors of its own, at the same time as the others"
+    caution = "Under green-contexts a replica that crashes can end all others on its GPU."
+    concurrent = own_multiprocessors = True
+
+    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
+        """Also whether the driver has a group for each replica, and of how many multiprocessors."""
+        yield from MPS.check_gpus(experiment, gpus)
+        for workload in (experiment.workload, *(neighbour.workload for neighbour in experiment.neighbours)):
+            if workload.server or workload.processes_per_replica > 1:
+                message = (
+                    f"{workload.name} starts processes of its own, and only the replica's has the multiprocessors."
+                )
+                yield refusal(message, "Use sharing mps with `mps: {share: 1/N}`: its limit is for every process.")
+        for gpu in gpus[: experiment.gpus]:
+            yield _divided(gpu, experiment.replicas_per_gpu)
+
+    def set_up(
+        self,
+        host: ThisMachine,
+        *,
+        gpus: Sequence[str],
+        limits: MpsLimits | None,  # noqa: ARG002 - those of MPS would be of all multiprocessors
+        replicas_per_gpu: int,
+    ) -> SharingSetup:
+        """A daemon for each GPU, and a group of its multiprocessors for each replica there."""
+        return GreenContextsSetup(host, gpus, replicas_per_gpu)
+
+
+class GreenContextsSetup(MpsSetup):
+    """MPS without limits; each replica takes its group by itself."""
+
+    def __init__(self, host: ThisMachine, gpus: Sequence[str], groups: int) -> None:
+        super().__init__(host, gpus, {})
+        self._groups, self._gpus = groups, len(gpus) or 1
+
+    def environment(self, position: int) -> dict[str, str]:
+        """What makes a replica a client of its GPU's daemon, and has it take the next group there."""
+        group = {SM_GROUP: f"{position // self._gpus}/{self._groups}", "REPLICA_SHARING": f"{_IN_REPLICA}:join"}
+        return {**super().environment(position), **group}
+
+
+def _divided(gpu: GpuFacts, replicas: int) -> Issue:
+    """How many multiprocessors each replica will have of a GPU, or why not."""
+    sizes, why = _sizes(gpu.uuid, replicas)
+    if why:
+        return refusal(f"{gpu.name} cannot be divided into groups of multiprocessors: {why}.", "Use sharing mps.")
+    whole, *groups = sizes
+    if len(groups) < replicas:
+        most = f"the driver divides the {whole} multiprocessors of {gpu.name} into {len(groups)} groups at most"
+        return refusal(f"{most}, and {replicas} replicas are to have one each.", "Take fewer replicas.")
+    part = f"each of {counted(replicas, 'replica')} has {groups[0]} of the {whole} multiprocessors of {gpu.name}"
+    message = f"{part}, as the driver divides them; {whole - sum(groups)} are nobody's."
+    return Issue(IssueLevel.WARNING, "sharing", message)
+
+
+@functools.cache
+def _sizes(uuid: str, groups: int) -> tuple[Sequence[int], str]:
+    """Multiprocessors of a GPU, then of each group that its driver makes; or why it makes none."""
+    folder = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": folder, **({VISIBLE: uuid} if uuid else {})}
+    command = [sys.executable, "-m", _IN_REPLICA, str(groups)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return (), (done.stderr.strip().splitlines() or [f"{_IN_REPLICA} ended with {done.returncode}"])[-1]
+    return json.loads(done.stdout), ""
+
+
 class Mig(SharingMode):
     """Each replica has one instance of a divided GPU; the instances exist already."""
 
@@ -84,9 +164,11 @@ class AsFound(SharingMode):
         yield from ()
 
 
-WHOLE, ANYWHERE, DIVIDED, FOUND = Exclusive(), TimeSlicing(), Mig(), AsFound()
-"""The modes of GPUs that nobody shares, of a machine that may have no GPU, of divided GPUs, and of what the harness did not start."""
-MODES: Mapping[Sharing, SharingMode] = {mode.sharing: mode for mode in (WHOLE, ANYWHERE, Mps(), DIVIDED, FOUND)}
+WHOLE, ANYWHERE, MPS, DIVIDED, FOUND = Exclusive(), TimeSlicing(), Mps(), Mig(), AsFound()
+"""The modes of GPUs that nobody shares, of a machine that may have no GPU, of MPS, of divided GPUs, and of what the harness did not start."""
+MODES: Mapping[Sharing, SharingMode] = {
+    mode.sharing: mode for mode in (WHOLE, ANYWHERE, MPS, GreenContexts(), DIVIDED, FOUND)
+}
 
 LENT = [mode for mode in MODES.values() if mode.own_gpu or mode.plugin_section]
 """Those that the role of the device plugin sets up; it divides GPUs into instances beside them."""

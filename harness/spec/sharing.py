@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from harness.spec.model import Apart, OneOrSeveral, Positive, StrictModel
+from harness.spec.model import KUBERNETES, Apart, Lacking, OneOrSeveral, Positive, StrictModel
 
 
 class Sharing(StrEnum):
@@ -22,13 +22,25 @@ class Sharing(StrEnum):
     """The driver gives the GPU to one process after another."""
     MPS = "mps"
     """NVIDIA's Multi-Process Service runs the kernels of all processes side by side."""
+    GREEN_CONTEXTS = "green-contexts"
+    """Each replica has multiprocessors of its own, as a CUDA green context under MPS."""
     MIG = "mig"
     """Each replica has a hardware partition of its own, one that exists already."""
     AS_FOUND = "as-found"
     """Servers that ran already: how they share a GPU is left alone, and nothing is said of it."""
 
 
-Modes = Annotated[list[Sharing], Apart]
+Modes = Annotated[
+    list[Sharing],
+    Apart,
+    Lacking(
+        KUBERNETES,
+        "neither NVIDIA's device plugin nor its DRA driver gives a pod multiprocessors of its own without dividing the GPU",
+        "Say mps, or measure it with `backend: local`.",
+        value=Sharing.GREEN_CONTEXTS,
+        label="with green-contexts",
+    ),
+]
 """Of a campaign, each once."""
 
 
@@ -38,6 +50,8 @@ def mode_in_words(sharing: str, mps_limits: str, time_slice: str = "") -> str:
     return f"{sharing} ({setting})" if setting else sharing
 
 
+SM_GROUP = "REPLICA_SM_GROUP"
+"""Variable of a replica under green contexts: which group of its GPU's multiprocessors it takes, of how many, e.g. ``0/3``."""
 ALL = "all"
 _OF_REPLICAS = re.compile(r"(?P<times>[0-9]+(\.[0-9]+)?) ?/ ?N")
 

@@ -7,9 +7,12 @@ import subprocess
 import pytest
 
 from harness.errors import IssueLevel
+from harness.sharing import modes
+from harness.sharing.mode import ThisMachine
 from harness.sharing.modes import MODES, mode_of
 from harness.sharing.mps import Mps
-from harness.spec import MpsLimits, Sharing
+from harness.spec import MpsLimits, Sharing, WorkloadSpec
+from tests.support.cuda_library import library_folder
 from tests.support.experiments import experiment
 from tests.support.machines import GPU, gpu
 
@@ -112,7 +115,8 @@ def test_a_daemon_that_has_ended_serves_nobody(tmp_path):
 
 def test_every_sharing_mode_is_one_object_that_says_how_a_cluster_comes_under_it():
     assert [mode.sharing for mode in MODES.values()] == list(Sharing)
-    assert [mode.sharing for mode in MODES.values() if not mode.switch_command] == [Sharing.AS_FOUND]
+    nothing_does = [mode.sharing for mode in MODES.values() if not mode.switch_command]
+    assert nothing_does == [Sharing.GREEN_CONTEXTS, Sharing.AS_FOUND]
     assert all(mode.switch_command.startswith(("harness sharing ", "")) for mode in MODES.values())
 
 
@@ -120,7 +124,8 @@ def test_every_sharing_mode_is_one_object_that_says_how_a_cluster_comes_under_it
 @pytest.mark.parametrize(("pipes", "under"), [("/mps", True), ("", False), (None, None)])
 def test_whether_a_replica_is_under_mps_is_seen_by_the_mode(sharing, pipes, under):
     status = {} if pipes is None else {"mps_pipe_directory": pipes}
-    assert bool(mode_of(sharing).contradiction(status)) == (under not in {None, sharing is Sharing.MPS})
+    wanted = sharing in {Sharing.MPS, Sharing.GREEN_CONTEXTS}
+    assert bool(mode_of(sharing).contradiction(status)) == (under not in {None, wanted})
 
 
 @pytest.mark.parametrize(
@@ -134,3 +139,84 @@ def test_whether_a_replica_is_under_mps_is_seen_by_the_mode(sharing, pipes, unde
 def test_whether_a_replica_is_on_an_instance_is_seen_by_the_devices_name(device, wrong):
     status = {"device": "cuda", "device_name": device}
     assert {sharing for sharing in Sharing if mode_of(sharing).contradiction(status)} == wrong
+
+
+@pytest.fixture
+def groups(tmp_path_factory, monkeypatch):
+    """A Hopper GPU of the stand-in for CUDA's driver."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", library_folder(tmp_path_factory.mktemp("driver")))
+    modes._sizes.cache_clear()
+    yield
+    modes._sizes.cache_clear()
+
+
+@pytest.mark.usefixtures("groups")
+@pytest.mark.parametrize(
+    ("wishes", "variables", "severity", "message"),
+    [
+        (
+            {"replicas": 3},
+            {},
+            IssueLevel.WARNING,
+            "each of 3 replicas has 40 of the 132 multiprocessors of NVIDIA H200",
+        ),
+        ({"replicas": 3}, {}, IssueLevel.WARNING, "; 12 are nobody's."),
+        ({"replicas": 16}, {"FAKE_CUDA_SMS": "128"}, IssueLevel.WARNING, "8 of the 128"),
+        ({"replicas": 6, "gpus": 2}, {}, IssueLevel.WARNING, "each of 3 replicas has 40"),
+        (
+            {"replicas": 17},
+            {},
+            IssueLevel.ERROR,
+            "divides the 132 multiprocessors of NVIDIA H200 into 16 groups at most",
+        ),
+        (
+            {},
+            {"FAKE_CUDA_VERSION": "12020"},
+            IssueLevel.ERROR,
+            "the driver is of CUDA 12.2, and they need 12.4 or newer",
+        ),
+        ({}, {"FAKE_CUDA_FAILS": "100"}, IssueLevel.ERROR, "no CUDA-capable device is detected"),
+        (
+            {"workload": WorkloadSpec(name="tiny", model="data-parallel-training")},
+            {},
+            IssueLevel.ERROR,
+            "tiny starts processes of its own",
+        ),
+    ],
+)
+def test_how_many_multiprocessors_each_replica_gets_is_known_before(monkeypatch, wishes, variables, severity, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    issues = mode_of(Sharing.GREEN_CONTEXTS).check(experiment(sharing=Sharing.GREEN_CONTEXTS, **wishes), (GPU, GPU), "")
+    assert any(issue.severity is severity and message in issue.message for issue in issues)
+
+
+@pytest.mark.usefixtures("groups")
+def test_what_mps_refuses_is_refused_for_groups_under_it_too(monkeypatch):
+    assert "the GPU is divided (MIG is on)" in found(Sharing.GREEN_CONTEXTS, machine=[gpu(mig=True)])[IssueLevel.ERROR]
+    monkeypatch.setattr(Mps, "running", lambda _self, _gpus: [431])
+    assert "an MPS daemon runs already (process 431)" in found(Sharing.GREEN_CONTEXTS)[IssueLevel.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "taken"),
+    [([], ["0/3", "1/3", "2/3"]), (["GPU-a", "GPU-b"], ["0/3", "0/3", "1/3", "1/3", "2/3", "2/3"])],
+)
+def test_no_two_replicas_on_a_gpu_take_the_same_group(tmp_path, monkeypatch, gpus, taken):
+    """Neighbours are counted after the measured replicas, and have groups of their own."""
+    monkeypatch.setattr("harness.sharing.mps.MpsDaemon", lambda _host, logs, _gpus: FakeDaemon(logs.name))
+    host = ThisMachine("test", None, {}, tmp_path / "mps")
+    setup = mode_of(Sharing.GREEN_CONTEXTS).set_up(host, gpus=gpus, limits=None, replicas_per_gpu=3)
+    told = [setup.environment(position) for position in range(len(taken))]
+    assert [variables["REPLICA_SM_GROUP"] for variables in told] == taken
+    assert {variables["REPLICA_SHARING"] for variables in told} == {"harness.replica.green_contexts:join"}
+    assert len({(variables["PIPES"], variables["REPLICA_SM_GROUP"]) for variables in told}) == len(taken)
+    assert setup.put_back() == []
+
+
+class FakeDaemon:
+    def __init__(self, pipes):
+        self.environment = {"PIPES": pipes}
+
+    def stop(self):
+        return []

@@ -20,6 +20,7 @@ def read(backend="", more="", workload=""):
 
 EXAMPLES = {
     "kubernetes": {"backend": "kubernetes: {}"},
+    "sharing": {"more": "sharing: [green-contexts]"},
     "workloads.cpus_per_replica": {"workload": ", cpus_per_replica: 1"},
     "workloads.server.command": {"workload": "-mine, server: {command: [serve, '{port}']}"},
     "workloads.server.image": {"workload": "-mine, server: {image: 'x/y:1', args: ['{port}']}"},

@@ -59,7 +59,10 @@ def test_a_short_file_is_enough():
         (GOOD + "timing: {rate_window_s: 6}\n", "rate_window_s is below 4 steps (20 s)"),
         (GOOD + "timing: {telemetry_interval_s: 1}\n", "at most 0.25"),
         (GOOD + "replicas: [1]\n", "c.yaml:6: `replicas` is given twice (first in line 5)."),
-        (GOOD + "sharing: [mgi]\n", "must be 'exclusive', 'time-slicing', 'mps', 'mig' or 'as-found' (found 'mgi')"),
+        (
+            GOOD + "sharing: [mgi]\n",
+            "must be 'exclusive', 'time-slicing', 'mps', 'green-contexts', 'mig' or 'as-found' (found 'mgi')",
+        ),
         (GOOD + "mps: {equal_share: true}\n", "`mps` has no effect without mps in `sharing`"),
         (
             GOOD + "sharing: [mps]\nmps: {equal_share: true, active_thread_percentage: 50}\n",
