@@ -74,6 +74,7 @@ class GpuFacts:
     free_bytes: int | None
     uuid: str = ""
     compute_mode: str = ""
+    driver: str = ""
     mig: bool = False
     mig_uuids: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
@@ -287,6 +288,7 @@ def _facts(nvml: Any, handle: Any) -> GpuFacts:
         free_bytes=int(memory.free) if memory else None,
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         compute_mode=_COMPUTE_MODES.get(_ask(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle)), ""),
+        driver=_ask(nvml, lambda: str(nvml.nvmlSystemGetDriverVersion()), ""),
         mig=bool(_ask(nvml, lambda: nvml.nvmlDeviceGetMigMode(handle)[0], 0)),
         mig_uuids=tuple(_mig_uuids(nvml, handle)),
         processes=tuple(process.pid for process in running),

@@ -29,6 +29,7 @@ START_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 10.0
 QUIT_TIMEOUT_S = 2.0
 POLL_S = 0.05
+STATIC_PARTITIONS_SINCE = "590.44.01"
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 """GPU feature discovery's: MiB of one GPU."""
 _PREFIX = "harness-mps-"
@@ -60,6 +61,8 @@ class Mps(SharingMode):
                 yield refusal(message, "End it: echo quit | nvidia-cuda-mps-control")
             if experiment.mps is not None:
                 yield from _check_limits(experiment.mps, experiment.replicas_per_gpu, used)
+            if experiment.mps is not None and experiment.mps.static_partitions:
+                yield _no_static_partitions(used[0].driver)
         yield from super().check_gpus(experiment, gpus)
 
     def set_up(
@@ -273,6 +276,19 @@ def _check_limits(limits: MpsLimits, replicas: int, gpus: Sequence[GpuFacts]) ->
         message = f"{wanted} cannot fit into {smallest_gb:.1f} GB of GPU memory."
         advice = "Lower mps.pinned_memory_gb, or take fewer replicas."
         yield Issue(IssueLevel.ERROR, "sharing", message, advice, ReasonCode.OUT_OF_MEMORY)
+
+
+def _no_static_partitions(driver: str) -> Issue:
+    major = driver.partition(".")[0]
+    why = (
+        f"need driver {STATIC_PARTITIONS_SINCE} or newer, which has CUDA 13.1"
+        if major.isdigit() and int(major) < int(STATIC_PARTITIONS_SINCE.partition(".")[0])
+        else f"are not measured: no driver that has them ({STATIC_PARTITIONS_SINCE} or newer) was there to try them"
+    )
+    message = f"static partitions of MPS {why}; this machine has {driver or 'a driver that does not say its version'}."
+    return refusal(
+        message, "Use sharing green-contexts for multiprocessors of each replica's own, or `mps: {share: 1/N}`."
+    )
 
 
 def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, slices: int | None) -> Iterator[Issue]:

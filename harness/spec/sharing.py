@@ -92,6 +92,7 @@ class MpsLimits(_Limits):
 
     share: Share = ALL
     pinned_memory_gb: Positive | None = None
+    static_partitions: bool = False
     swept: bool = Field(False, description="The campaign has several, so that ids name them.")
 
     def _said(self, of_share: str = "", of_memory: str = "") -> str:
@@ -142,11 +143,26 @@ class MpsSpec(_Limits):
         min_length=1,
         description="GPU memory that each replica may allocate, GB, one or several; null means no limit.",
     )
+    static_partitions: Annotated[
+        bool,
+        Lacking(KUBERNETES, "the device plugin starts its MPS daemon without them", "Use `mps: {share: 1/N}`."),
+    ] = Field(
+        False,
+        description="Multiprocessors that no other replica uses (NVIDIA's static SM partitioning). Refused until a driver that has it was tried.",
+    )
 
     def limits(self) -> list[MpsLimits]:
         """Every combination, in the order of the shares."""
         pairs = list(itertools.product(self.share, self.pinned_memory_gb))
-        return [MpsLimits(share=share, pinned_memory_gb=memory, swept=len(pairs) > 1) for share, memory in pairs]
+        return [
+            MpsLimits(
+                share=share,
+                pinned_memory_gb=memory,
+                static_partitions=self.static_partitions,
+                swept=len(pairs) > 1,
+            )
+            for share, memory in pairs
+        ]
 
 
 Interval = Literal["default", "short", "medium", "long"]

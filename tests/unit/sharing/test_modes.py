@@ -68,6 +68,19 @@ def test_what_cannot_be_is_an_error_with_its_reason(sharing, machine, wishes, me
     assert message in found(sharing, machine=[gpu(**machine)], **wishes)[IssueLevel.ERROR]
 
 
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [
+        ("580.159.04", "need driver 590.44.01 or newer, which has CUDA 13.1; this machine has 580.159.04."),
+        ("590.44.01", "are not measured: no driver that has them (590.44.01 or newer) was there to try them"),
+        ("", "this machine has a driver that does not say its version."),
+    ],
+)
+def test_static_partitions_are_refused_with_the_driver_that_they_need_and_the_one_there_is(driver, message):
+    limits = MpsLimits(share="1/N", static_partitions=True)
+    assert message in found(Sharing.MPS, machine=[gpu(driver=driver)], mps=limits)[IssueLevel.ERROR]
+
+
 def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
     machine = [gpu(compute_mode="exclusive-process")]
     assert found(Sharing.MPS, machine=machine) == {}

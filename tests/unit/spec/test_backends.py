@@ -21,6 +21,7 @@ def read(backend="", more="", workload=""):
 EXAMPLES = {
     "kubernetes": {"backend": "kubernetes: {}"},
     "sharing": {"more": "sharing: [green-contexts]"},
+    "mps.static_partitions": {"more": "sharing: [mps]\nmps: {static_partitions: true}"},
     "workloads.cpus_per_replica": {"workload": ", cpus_per_replica: 1"},
     "workloads.server.command": {"workload": "-mine, server: {command: [serve, '{port}']}"},
     "workloads.server.image": {"workload": "-mine, server: {image: 'x/y:1', args: ['{port}']}"},
