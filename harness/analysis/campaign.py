@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_of_look
+from harness.analysis.metrics.attribution import GpuUse, gpu_use
 from harness.analysis.metrics.catalogue import METRICS, OWN, metrics_of
 from harness.analysis.metrics.run import Run
 from harness.analysis.read import ExperimentData, NotMeasuredError, read_campaign, read_experiment, read_journal
@@ -82,7 +83,8 @@ class MeasuredRun:
     ``damage``: what verification found. ``figures``: value by metric, in its unit; ``absent``: metric to the reason for its
     absence. ``replica_throughput``: requests per second of each replica, in order. ``within``: throughput with a batch-means
     interval inside this one run. ``steady``: whether it had settled. ``loads``: by what is loaded (``node pressure``, ``node CPU``,
-    ``GPU``). ``notes``: how a value came about, where that is not the usual way. Empty or None: not measured.
+    ``GPU``). ``notes``: how a value came about, where that is not the usual way. ``gpu_use``: what each replica took of its GPU, or
+    ``gpu_use_absent``, why that is not known. Empty or None: not measured.
     """
 
     data: ExperimentData
@@ -94,6 +96,8 @@ class MeasuredRun:
     steady: SteadyState | None = None
     loads: dict[str, LoadState] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    gpu_use: GpuUse | None = None
+    gpu_use_absent: str = ""
 
     @property
     def name(self) -> str:
@@ -134,6 +138,10 @@ def measure(data: ExperimentData) -> MeasuredRun:
     # What is not there has been said: in the notes, or as the reason why metrics made of it are absent.
     with suppress(NotMeasuredError):
         measured.replica_throughput = run.replica_rates
+    try:
+        measured.gpu_use = gpu_use(run)
+    except NotMeasuredError as reason:
+        measured.gpu_use_absent = str(reason)
     with suppress(NotMeasuredError):
         measured.within = run.within if "throughput" in figures else None
     with suppress(NotMeasuredError, KeyError):

@@ -12,7 +12,8 @@ from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, MeasuredRun
 from harness.analysis.comparability import MACHINE
-from harness.analysis.metrics.catalogue import ALL, ResultMetric
+from harness.analysis.metrics.attribution import ReplicaUse
+from harness.analysis.metrics.catalogue import ALL, OF_REPLICAS, ResultMetric
 from harness.results.manifest import Manifest
 from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec
@@ -39,11 +40,13 @@ def _figure(metric: ResultMetric) -> ParquetColumn:
     return ParquetColumn(metric.column, "double", metric.unit, about, lambda run: run.figures.get(metric.name))
 
 
-def _missing(experiment: MeasuredRun) -> str:
+def _missing(run: MeasuredRun) -> str:
     """As a JSON object: column to the reason why it is null; empty when none is."""
-    damage = "; ".join(experiment.damage)
-    absent = [name for name in ALL if name not in experiment.figures]
-    reasons = {ALL[name].column: damage or experiment.absent.get(name, _NOT_ASKED) for name in absent}
+    damage = "; ".join(run.damage)
+    absent = [name for name in ALL if name not in run.figures]
+    reasons = {ALL[name].column: damage or run.absent.get(name, _NOT_ASKED) for name in absent}
+    if not run.gpu_use:
+        reasons |= {column.name: damage or run.gpu_use_absent for column in _OF_REPLICAS}
     return json.dumps(reasons, ensure_ascii=False)
 
 
@@ -141,8 +144,35 @@ _ABOUT = (
     _word("git_commit", "Of its checkout; null without one.", "provenance.software.git_commit"),
 )
 
+
+def _of_replicas(name: str, value: Callable[[ReplicaUse], float | None]) -> ParquetColumn:
+    metric = OF_REPLICAS[name]
+    about = f"{metric.title}, a list in the order of the replicas. {metric.how}"
+    return ParquetColumn(
+        metric.column,
+        "list<element: double>",
+        metric.unit,
+        about,
+        lambda run: [value(replica) for replica in run.gpu_use.replicas] if run.gpu_use else None,
+    )
+
+
+_OF_REPLICAS = (
+    _of_replicas("replica_power", lambda replica: replica.power_w),
+    _of_replicas("replica_energy", lambda replica: replica.energy_j),
+    _of_replicas("replica_sm_active", lambda replica: replica.sm_active_percent),
+    ParquetColumn(
+        "gpu_idle_power_watts",
+        "double",
+        "W",
+        "Of the replicas' GPUs together, read before the replicas started.",
+        lambda run: run.gpu_use.idle_w if run.gpu_use else None,
+    ),
+)
+
 COLUMNS: tuple[ParquetColumn, ...] = (
     *_ABOUT,
+    *_OF_REPLICAS,
     *map(_figure, ALL.values()),
     ParquetColumn(REASONS, "string", "", "JSON object: each column of figures that is null, and why.", _missing),
 )
@@ -162,6 +192,7 @@ def to_parquet(analysis: CampaignAnalysis) -> bytes:
     import pyarrow.parquet as pq
 
     types = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
+    types["list<element: double>"] = pa.list_(pa.float64())
     schema = pa.schema(
         [(column.name, types.get(column.kind, pa.timestamp("ms", "UTC"))) for column in COLUMNS],
         metadata={DICTIONARY: json.dumps(dictionary(), ensure_ascii=False)},

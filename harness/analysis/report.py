@@ -24,7 +24,7 @@ from harness.analysis.format import (
     quantity,
     with_interval,
 )
-from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, OF_REPLICAS
 from harness.analysis.narrative import absent_of, answers, caveats, concerns, headline, limits, remarks
 from harness.analysis.pages.curves import Curve, CurveRow, by_workload, overview, scaling, stress_curve, timeline
 from harness.analysis.pages.plot import Picture, png
@@ -179,7 +179,12 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
         ],
         "families": groups,
         "family_pictures": {family.title: pictures_of_settings(family) for family in groups},
-        "metrics": [*METRICS.values(), *(ALL[name] for name in ALL if name in own), *OF_CONFIGURATIONS.values()],
+        "metrics": [
+            *METRICS.values(),
+            *(ALL[name] for name in ALL if name in own),
+            *OF_REPLICAS.values(),
+            *OF_CONFIGURATIONS.values(),
+        ],
         "counts": {status.value: analysis.count(status) for status in Status},
         "damaged": sum(bool(run.damage) for run in analysis.experiments),
         "run_command": f"harness run {source}",

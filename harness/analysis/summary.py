@@ -109,6 +109,7 @@ def _experiment_document(run: MeasuredRun) -> dict[str, Any]:
         "figures": run.figures,
         "absent": run.absent,
         "replica_throughput": run.replica_throughput,
+        "gpu_use": run.gpu_use.to_dict() if run.gpu_use else {"absent": run.gpu_use_absent},
         "throughput_within_run": run.within and dataclasses.asdict(run.within),
         "steady": run.steady and dataclasses.asdict(run.steady),
         "loads": run.loads,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from harness.errors import BackendError, Issue, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.metrics.rows import RecordingRequest
-from harness.metrics.telemetry import Telemetry
+from harness.metrics.telemetry import Telemetry, described
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
@@ -103,6 +103,8 @@ class LocalDeployment(Deployment):
         self._lifeline = Lifeline()
         self._replicas: list[LocalReplica] = []
         self._sharing = SharingSetup()
+        with closing(NvmlGpus()) as gpus:  # before anything of ours is on them
+            self._idle_power = gpus.idle_power()
         try:
             self._sharing = mode_of(experiment.sharing).set_up(
                 ThisMachine(campaign_id, self._lifeline, {CAMPAIGN_VARIABLE: campaign_id}, layout.mps_logs(folder)),
@@ -158,7 +160,8 @@ class LocalDeployment(Deployment):
         """NVML, of the GPUs in use, and this machine's CPU."""
         source = NvmlGpus(used=self._gpus_in_use(), activity=True)
         interval_s = self._experiment.timing.telemetry_interval_s
-        return Telemetry(path, interval_s=interval_s, clock=self._clock, source=source)
+        devices = described(source.uuids, self._idle_power)
+        return Telemetry(path, interval_s=interval_s, clock=self._clock, source=source, devices=devices)
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""

@@ -115,6 +115,15 @@ class NvmlGpus:
         pairs = zip(self._handles, self._activity, strict=True)
         return [self._gauges(GAUGES, handle) | activity.read() for handle, activity in pairs]
 
+    def idle_power(self) -> dict[str, float | Missing]:
+        """Watts of every device now, by UUID, where no process computes on it."""
+        return {str(self._nvml.nvmlDeviceGetUUID(handle)): self._idle_power(handle) for handle in self._handles}
+
+    @property
+    def uuids(self) -> list[str]:
+        """Of the devices that are read, in order."""
+        return [str(self._nvml.nvmlDeviceGetUUID(handle)) for handle in self._handles]
+
     def hottest_celsius(self) -> float:
         """Temperature of the hottest device now; infinite where there is none, or one does not tell."""
         readings = [self._gauges(["temperature_celsius"], handle)["temperature_celsius"] for handle in self._handles]
@@ -128,6 +137,11 @@ class NvmlGpus:
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()
+
+    def _idle_power(self, handle: Any) -> float | Missing:
+        if pids := _ask(self._nvml, lambda: [it.pid for it in self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)]):
+            return Missing(f"process {pids[0]} computed on the GPU before the replicas started")
+        return self._gauges(["power_w"], handle)["power_w"]
 
     def _process_memory(self, handle: Any) -> dict[int, int] | Missing:
         nvml = self._nvml

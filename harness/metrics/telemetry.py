@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,11 @@ _COLUMN = "_throttle_reasons"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySummary:
-    """One telemetry series; ``skipped``: readings left out as the one before took too long, ``missing``: reasons by column."""
+    """One telemetry series; ``skipped``: readings left out as the one before took too long, ``missing``: reasons by column.
+
+    ``devices``: of each GPU, in the order of the columns, ``uuid`` and ``idle_w``, its power before the replicas started, or
+    ``idle_absent``, why that was not read.
+    """
 
     rows: int = 0
     interval_s: float
@@ -43,6 +47,7 @@ class TelemetrySummary:
     gpus: int = 0
     gpu_absent: str = ""
     missing: dict[str, str] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for the manifest."""
@@ -50,9 +55,20 @@ class TelemetrySummary:
 
 
 class Telemetry(threading.Thread):
-    """Writes ``telemetry.csv`` from ``start()`` to ``finish()``, by real time. Raises StorageError where it cannot be created."""
+    """Writes ``telemetry.csv`` from ``start()`` to ``finish()``, by real time. Raises StorageError where it cannot be created.
 
-    def __init__(self, path: Path, *, interval_s: float, clock: Clock, source: NvmlGpus | None = None) -> None:
+    ``devices``: see TelemetrySummary.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        interval_s: float,
+        clock: Clock,
+        source: NvmlGpus | None = None,
+        devices: Sequence[dict[str, Any]] = (),
+    ) -> None:
         super().__init__(name="telemetry", daemon=True)
         self._path = path
         self._interval_s = interval_s
@@ -60,6 +76,7 @@ class Telemetry(threading.Thread):
         self._source = source or NvmlGpus(activity=True)
         self._wake = threading.Event()
         self._missing: dict[str, str] = {}
+        self._devices = list(devices)
         self._rows = 0
         self._skipped = 0
         self._punctuality = LatenessHistogram()
@@ -101,6 +118,7 @@ class Telemetry(threading.Thread):
             gpus=self._gpus,
             gpu_absent=self._source.absent,
             missing=dict(self._missing),
+            devices=self._devices,
         )
 
     def _loop(self) -> None:
@@ -136,6 +154,16 @@ class Telemetry(threading.Thread):
             self._missing.setdefault(column, value.reason)
             return ""
         return repr(value)
+
+
+def described(uuids: Iterable[str], idle: Mapping[str, float | Missing]) -> list[dict[str, Any]]:
+    """``devices`` of the GPUs with these UUIDs."""
+    unread = Missing("it was not read before the replicas started")
+    power = [(uuid, idle.get(uuid, unread)) for uuid in uuids]
+    return [
+        {"uuid": uuid, "idle_absent": watts.reason} if isinstance(watts, Missing) else {"uuid": uuid, "idle_w": watts}
+        for uuid, watts in power
+    ]
 
 
 def columns(gpus: Iterable[int]) -> list[str]:

@@ -10,6 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -20,6 +21,13 @@ from harness.spec import Device, ExperimentSpec, KubernetesSpec, MpsLimits, Shar
 Object = Mapping[str, Any]
 Notify = Callable[[str], None]
 """Takes a sentence for whoever watches the campaign."""
+
+
+class Attribution(StrEnum):
+    """How what a shared GPU did is divided among its replicas."""
+
+    REQUESTS = "by requests"
+    """As the requests that each served; for replicas of one workload, whose requests are the same work."""
 
 
 def unheard(_sentence: str) -> None:
@@ -90,6 +98,10 @@ class SharingMode:
     """Processes are on the GPU at the same time, as clients of a daemon that may limit them."""
     own_multiprocessors: ClassVar[bool] = False
     """Each replica has multiprocessors to itself, as many as the driver gives: no setting says how many."""
+    attribution: ClassVar[Attribution | None] = None
+    """How a GPU's energy and SM activity are divided among its replicas: only ways that were within 10% of planted loads."""
+    unattributed: ClassVar[str] = "no way to divide them was measured to be within 10% under this sharing mode"
+    """Why they are not."""
     most_processes: ClassVar[int | None] = None
     """On one GPU, by NVIDIA's documentation."""
     plugin_section: ClassVar[str] = ""

@@ -139,6 +139,7 @@ class Mig(SharingMode):
     meaning = "each replica has a fixed part of a GPU to itself"
     switch_command = "harness sharing exclusive --mig PROFILES"
     own_instance = True
+    unattributed = "the driver counts them for the whole GPU, not for each MIG instance"
 
     def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
         """Whether there are as many instances as replicas."""
@@ -158,6 +159,7 @@ class AsFound(SharingMode):
     sharing = Sharing.AS_FOUND
     meaning = "servers that ran already, however they share"
     needs_gpu = False
+    unattributed = "how servers that ran already share the GPU is not known"
 
     def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:  # noqa: ARG002
         """Nothing: nothing is expected."""

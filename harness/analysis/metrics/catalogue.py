@@ -349,6 +349,35 @@ def metrics_of(experiment: ExperimentSpec) -> list[ResultMetric]:
     return [metric for metric in ALL.values() if metric.of is None or metric.of(experiment)]
 
 
+OF_REPLICAS: Mapping[str, ResultMetric] = {
+    metric.name: metric
+    for metric in (
+        _less(
+            "replica_power",
+            "Power of a replica",
+            "W",
+            "What its GPU drew above its idle power, which is nobody's: all of it where the replica is alone there, else the share that "
+            "the sharing mode's measured way gives it.",
+            None,
+        ),
+        _less(
+            "replica_energy",
+            "GPU energy per request of a replica",
+            "J",
+            "Its power times the recording, by the requests that it served.",
+            None,
+        ),
+        ResultMetric(
+            "replica_sm_active",
+            "SM active of a replica",
+            "%",
+            "The same share of the time x streaming multiprocessors with work on them.",
+            None,
+        ),
+    )
+}
+"""Those of each replica of a run, by name; see ``attribution``."""
+
 OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {
     metric.name: metric
     for metric in (

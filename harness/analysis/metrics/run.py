@@ -108,9 +108,18 @@ class Run:
             raise NotMeasuredError("the campaign has no objective (`slo`)")
         return judge(experiment.slo, self.data.requests, open_loop=experiment.workload.open_loop)
 
-    @cached_property
+    @property
     def energy_j(self) -> tuple[float, str]:
-        """Joules of all GPUs over the recording, idle power included, and which GPU's comes from where.
+        """Joules of all GPUs over the recording, idle power included, and which GPU's comes from where."""
+        sources: dict[str, list[str]] = {_COUNTER: [], _POWER: []}
+        for gpu, (_, source) in self.gpu_energy_j.items():
+            sources[source].append(f"gpu-{gpu}")
+        where = (f"the {source} of {', '.join(names)}" for source, names in sources.items() if names)
+        return sum(joules for joules, _ in self.gpu_energy_j.values()), " and ".join(where)
+
+    @cached_property
+    def gpu_energy_j(self) -> dict[int, tuple[float, str]]:
+        """The same of each GPU, by its number.
 
         A run whose energy is known of some of its GPUs only has none: the error names the GPU and the reason.
         """
@@ -133,21 +142,16 @@ class Run:
         )  # all of them: the replicas do not say
         if len(used) > len(gpus):
             raise NotMeasuredError(f"the replicas ran on {len(used)} GPUs, of which {len(gpus)} were read")
-        total_j = 0.0
-        sources: dict[str, list[str]] = {_COUNTER: [], _POWER: []}
+        energy_j: dict[int, tuple[float, str]] = {}
         for gpu in gpus:
             counter, power, rows = (
                 readings.get(name, _NO_READINGS) for name in (f"gpu{gpu}_energy_j", f"gpu{gpu}_power_w", f"gpu-{gpu}")
             )
             try:
-                joules, source = _energy_of(counter, power if len(power[0]) > 1 else rows, self.data.duration_s)
+                energy_j[gpu] = _energy_of(counter, power if len(power[0]) > 1 else rows, self.data.duration_s)
             except NotMeasuredError as reason:
                 raise NotMeasuredError(f"gpu-{gpu} {reason}") from reason
-            total_j += joules
-            sources[source].append(f"gpu-{gpu}")
-        return total_j, " and ".join(
-            f"the {source} of {', '.join(names)}" for source, names in sources.items() if names
-        )
+        return energy_j
 
     def devices(self, metric: str) -> pd.DataFrame:
         """The rows of a metric, a column per GPU."""

@@ -208,6 +208,14 @@ def no_visible_devices(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
+def test_idle_power_is_that_of_a_gpu_on_which_nobody_computes():
+    assert NvmlGpus(FakeNvml()).idle_power() == {"GPU-00-aaaa": 123.456, "GPU-11-aaaa": 123.456}
+    taken = NvmlGpus(FakeNvml(processes=[process(7, 300)])).idle_power()["GPU-00-aaaa"]
+    assert "process 7" in taken.reason
+    assert NvmlGpus(FakeNvml(power_error="Not Supported")).idle_power()["GPU-00-aaaa"] == Missing("NVML: Not Supported")
+    assert NvmlGpus(FakeNvml(devices=0)).idle_power() == {}
+
+
 def test_every_device_is_read_in_units_of_the_catalogue():
     gpus = NvmlGpus(FakeNvml(processes=[process(7, 300)], mps=[process(8, 400)]), activity=True)
     assert (gpus.absent, gpus.count) == ("", 2)

@@ -7,7 +7,7 @@ import pytest
 from harness.clock import SystemClock
 from harness.errors import StorageError
 from harness.metrics.rows import Missing
-from harness.metrics.telemetry import GPU_COLUMNS, Telemetry, columns
+from harness.metrics.telemetry import GPU_COLUMNS, Telemetry, columns, described
 from tests.support.fake_metrics import FakeGpus
 
 START_S = 1_800_000_000.0
@@ -55,6 +55,17 @@ def test_a_row_every_interval_with_every_column(tmp_path):
     assert all(row["host_cpu_percent"] == "" or 0 <= float(row["host_cpu_percent"]) <= 100 for row in rows)
     assert (summary.gpus, summary.gpu_absent, summary.missing) == (2, "", {})
     assert source.closed
+
+
+def test_the_summary_has_each_gpus_idle_power_or_why_not(tmp_path):
+    devices = described(["GPU-a", "GPU-b", "GPU-c"], {"GPU-a": 71.5, "GPU-b": Missing("process 7 computed on the GPU")})
+    telemetry = Telemetry(tmp_path / "t.csv", interval_s=0.05, clock=Readings(2), source=FakeGpus(3), devices=devices)
+    telemetry.start()
+    assert telemetry.finish().to_dict()["devices"] == [
+        {"uuid": "GPU-a", "idle_w": 71.5},
+        {"uuid": "GPU-b", "idle_absent": "process 7 computed on the GPU"},
+        {"uuid": "GPU-c", "idle_absent": "it was not read before the replicas started"},
+    ]
 
 
 def test_without_a_gpu_only_the_host_and_the_reason(tmp_path):
