@@ -38,6 +38,7 @@ SHARES = (0.1, 0.2, 0.3, 0.4)
 LOAD = 0.6
 SETTLE_S = 0.2
 TRACED_S = 0.25
+EDGE_S = 0.2
 ANSWER_S, IMPORT_S = 30.0, 120.0
 CONTROL = "nvidia-cuda-mps-control"
 SM_UTIL, DRAM_UTIL = 2, 10
@@ -160,7 +161,7 @@ class Gpu:
     def edge(self) -> Results:
         """Where the counter of energy changes, so that what lies between two edges is exact."""
         read = self.nvml.nvmlDeviceGetTotalEnergyConsumption
-        before, deadline = read(self.device), time.monotonic() + 0.3
+        before, deadline = read(self.device), time.monotonic() + EDGE_S
         while (energy_mj := read(self.device)) == before and time.monotonic() < deadline:
             time.sleep(0.001)
         edge: Results = {"t_ns": time.monotonic_ns(), "wall_us": time.time_ns() // 1000, "energy_mj": energy_mj}
@@ -367,18 +368,19 @@ class Experiment:
     ) -> tuple[list[Results | None], Results]:
         """Let the loads run, and what the driver says between two edges of the counter."""
         begin_ns = time.monotonic_ns() + 50_000_000
-        end_ns = begin_ns + int((SETTLE_S + seconds + 0.12) * 1e9)
+        last_ns = begin_ns + int((SETTLE_S + seconds) * 1e9)
+        end_ns = last_ns + int(EDGE_S * 1e9)  # the counter's next change is still under load
         workers.send([_order(load, begin_ns, end_ns, seed) for seed, load in enumerate(loads)])
         _sleep_until(begin_ns + int(SETTLE_S * 1e9))
         first = self.gpu.edge()
         samples: dict[str, Any] = {}
         seen: dict[str, int] = {}
         state: Results = {}
-        while time.monotonic_ns() < begin_ns + int((SETTLE_S + seconds) * 1e9):
+        while time.monotonic_ns() < last_ns:
             if not state and time.monotonic_ns() > first["t_ns"] + int(seconds * 5e8):
                 state = self.gpu.state()
             self._collect(samples, seen, first["wall_us"] - 1_500_000)
-            time.sleep(0.1)
+            _sleep_until(min(time.monotonic_ns() + 100_000_000, last_ns))
         last = self.gpu.edge()
         self._collect(samples, seen, first["wall_us"] - 1_500_000)
         accounting = _guarded(lambda: self.gpu.accounting(workers.pids))
