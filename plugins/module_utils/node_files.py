@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import glob
 import os
 import pwd
@@ -59,9 +60,20 @@ class Files:
         # A folder that is made for a user is the user's alone, as it will be after the next boot.
         path.parent.mkdir(mode=0o755 if uid is None else 0o700, parents=True, exist_ok=True)
         # One folder up, on the same disk: what is left by a kill in its own folder may be read as configuration.
-        for left in path.parent.parent.glob(f".{path.name}.*.new"):
+        try:
+            self.replace(path, path.parent.parent, content, mode, uid)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # The folder is a mount: /var/lib/kubelet has a disk of its own, or is one that the kubelet laid upon itself.
+            self.replace(path, path.parent, content, mode, uid)
+
+    @staticmethod
+    def replace(path: Path, folder: Path, content: str, mode: int, uid: int | None) -> None:
+        """Writes the new file into a folder, and puts it in the place of the old one."""
+        for left in folder.glob(f".{path.name}.*.new"):
             left.unlink()
-        handle, name = tempfile.mkstemp(dir=path.parent.parent, prefix=f".{path.name}.", suffix=".new")
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".new")
         with os.fdopen(handle, "w", encoding="utf-8") as new:
             new.write(content)
             os.fchmod(new.fileno(), mode)
@@ -70,7 +82,11 @@ class Files:
                 os.chown(path.parent, uid, pwd.getpwuid(uid).pw_gid)
             new.flush()
             os.fsync(new.fileno())
-        Path(name).replace(path)
+        try:
+            Path(name).replace(path)
+        except OSError:
+            Path(name).unlink()
+            raise
 
     def link(self, path: Path, target: str) -> None:
         """Brings one link to its target."""

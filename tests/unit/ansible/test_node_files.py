@@ -1,6 +1,7 @@
 """Files in one step, with owner and mode; links; absences; and a check that touches nothing."""
 
 import base64
+import errno
 
 import pytest
 import tree
@@ -124,6 +125,23 @@ def test_what_a_killed_run_left_goes_with_the_next_write(tmp_path):
     files().file(tmp_path / "d/c.conf", "x", "0644", "")
     assert not left.exists()
     assert other.exists()
+
+
+def test_a_folder_that_is_a_mount_has_its_new_files_beside_the_old_ones(tmp_path, monkeypatch):
+    path = tmp_path / "kubelet/config.yaml"
+    files().file(path, "old", "0644", "")
+    replace = module.Path.replace
+
+    def across(new, target):
+        if new.parent != target.parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return replace(new, target)
+
+    monkeypatch.setattr(module.Path, "replace", across)
+    files().file(path, "new", "0600", "")
+
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+    assert [one.name for folder in (tmp_path, path.parent) for one in folder.iterdir()] == ["kubelet", "config.yaml"]
 
 
 def test_a_file_to_be_mended_only_is_not_made(tmp_path):
