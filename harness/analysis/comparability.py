@@ -154,6 +154,11 @@ def differences(manifests: Iterable[Manifest]) -> list[str]:
     ]
 
 
+def unlike_parts(manifests: Iterable[Manifest]) -> list[str]:
+    """Where runs of one configuration had different parts of a GPU, one sentence each."""
+    return _unlike(map(_parts, manifests))
+
+
 def _refused(manifest: Manifest) -> dict[str, str]:
     """The facts that have to be the same; what pods do not always see is said alone where they do not."""
     machine = _facts(MACHINE, manifest) | _parts(manifest)

@@ -15,7 +15,7 @@ from harness.analysis.campaign import (
     load_state,
 )
 from harness.analysis.client_result import read_scenarios
-from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names
+from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names, unlike_parts
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.contrast import Contrasts
 from harness.analysis.format import quantity, replicas_in_words, times, with_interval
@@ -354,6 +354,7 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
         values = list(dict.fromkeys(map(fact, manifests)))
         if len(values) > 1 and name != _DEVICE:
             sentences.append(f"The experiments differ in {name}: {'; '.join(values)}.")
+    sentences += [f"The runs of one configuration differ in {what}" for what in unlike_parts(manifests)]
     devices = {gpu.uuid for manifest in manifests for gpu in manifest.gpus}
     most = max((len(manifest.gpus) for manifest in manifests), default=0)
     if len(devices) > most and len(set(map(gpu_names, manifests))) == 1:

@@ -34,6 +34,7 @@ from harness.sharing.node import (
     resources,
     selected,
     takes,
+    withdrawn,
 )
 from harness.spec import ExperimentSpec, KubernetesSpec
 
@@ -138,7 +139,7 @@ class SwitchedPlugin(AsLent):
             raise BackendError(" ".join(finding.message for finding in errors), advice=advice)
         counts = {name(node): gpus(node, configurations, self.spec) for node in nodes}
         wanted = device_plugin.choose(configurations, experiment, counts.values(), self.spec)
-        changed = [self._label(api, node, wanted.labels(self.spec), counts[name(node)]) for node in nodes]
+        changed = [self._label(api, node, wanted.labels(self.spec), counts[name(node)], notice) for node in nodes]
         if any(changed) or self.believed != wanted.name:
             self.believed = ""
         limit_s = 0.0 if wanted.name in self.failed else self.spec.switch_timeout_s
@@ -199,10 +200,12 @@ class SwitchedPlugin(AsLent):
                 advice = "Let them end, or keep the campaign from that node with `kubernetes.node_selector`."
                 yield refusal(message, advice)
 
-    def _label(self, api: ClusterApi, node: Object, wanted: Mapping[str, str], count: int | None) -> bool:
+    def _label(
+        self, api: ClusterApi, node: Object, wanted: Mapping[str, str], count: int | None, notice: Notify
+    ) -> bool:
         """Set a node's labels, and note what they were; False where they are set.
 
-        A change by somebody else in between is looked at first.
+        A change by somebody else in between is looked at first. What somebody set since the campaign did is told, and put back.
         """
         path = f"{NODES}/{name(node)}"
         for _ in range(CONFLICTS):
@@ -210,8 +213,14 @@ class SwitchedPlugin(AsLent):
                 raise why
             if _has(node, wanted):
                 return False
-            before = {key: labels(node).get(key) for key in wanted}
-            note = {"by": self.campaign_id, "gpus": count, "before": before, **_note(node), "set": dict(wanted)}
+            noted = _note(node)
+            theirs = {
+                key: labels(node).get(key)
+                for key, value in noted.get("set", {}).items()
+                if labels(node).get(key) != value
+            }
+            before = {key: labels(node).get(key) for key in wanted} | noted.get("before", {}) | theirs
+            note = {"gpus": count, **noted, "by": self.campaign_id, "before": before, "set": dict(wanted)}
             changed = {**wanted, MIG_STATE_LABEL: "pending"} if MIG_CONFIG_LABEL in wanted else wanted
             metadata = {
                 "resourceVersion": node["metadata"]["resourceVersion"],
@@ -225,6 +234,11 @@ class SwitchedPlugin(AsLent):
                     raise
                 node = api.get(path)
             else:
+                if theirs:
+                    are = ", ".join(f"{key}={value or ''}" for key, value in theirs.items())
+                    notice(
+                        f"somebody has set {are} on node {name(node)} since this campaign did: it is put back at the end."
+                    )
                 return True
         raise BackendError(
             f"node {name(node)} was changed by somebody else each of {CONFLICTS} times that its labels were to be set.",
@@ -272,7 +286,8 @@ class SwitchedPlugin(AsLent):
         if mode.own_instance and self.spec.mig_config and mig_state != "success":
             return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
-            return f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
+            less = withdrawn(node, str(self.spec.gpu_resource))
+            return less or f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
         how = lending(node, pods, self.spec)
         if how.modes and wanted.mode not in how.modes:
             return f"node {place} shows {in_words(how.modes)} and not {wanted.mode.value}"

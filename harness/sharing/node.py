@@ -100,13 +100,28 @@ def _tolerated(taint: Object, spec: KubernetesSpec) -> bool:
     )
 
 
+def withdrawn(node: Object, resource: str) -> str:
+    """How much less of an extended resource a node lends than it has; empty when it lends all."""
+    has, lends = (int(resources(node, kind).get(resource, 0)) for kind in ("capacity", "allocatable"))
+    if lends >= has:
+        return ""
+    return (
+        f"node {name(node)} lends {lends} of its {has} {resource}: "
+        "the device plugin calls the others unhealthy, or is away"
+    )
+
+
 def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]:
     """The pods on a node, ``namespace/pod``, that hold any of its GPUs and are not of this campaign."""
+    return [full_name(pod) for pod in others_on_gpus(name(node), pods, campaign_id) if not ended(pod)]
+
+
+def others_on_gpus(node: str, pods: Sequence[Object], campaign_id: str) -> list[Object]:
+    """The pods of others on a node that were given any of its GPUs, those that have ended among them."""
     return [
-        full_name(pod)
+        pod
         for pod in pods
-        if pod["spec"].get("nodeName") == name(node)
-        and not ended(pod)
+        if pod["spec"].get("nodeName") == node
         and not own(pod, campaign_id)
         and any(
             resource.startswith("nvidia.com/")

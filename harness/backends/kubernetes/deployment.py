@@ -27,7 +27,7 @@ from harness.results.provenance import collect as this_machine
 from harness.sharing.cluster import cluster_sharing
 from harness.sharing.dra import Preparing
 from harness.sharing.mode import Notify, Object, PodSharing, unheard
-from harness.sharing.node import NODES, ended, name
+from harness.sharing.node import CAMPAIGN_LABEL, NODES, ended, name
 from harness.spec import KubernetesSpec
 from harness.spec.experiment import TRACE_S
 
@@ -77,7 +77,7 @@ class KubernetesDeployment(Deployment):
         self._monitor: PodMonitor | None = None
         self._tail: PodLogTail | None = None
         self._made, self._made_s = False, math.inf
-        self._preparing = Preparing(notice)
+        self._notice, self._preparing = notice, Preparing(notice)
         self._queue = QueueWait(api, self._spec, self._experiment.timing.ready_timeout_s, notice)
         self._stopped = False
         self.replicas: list[PodReplica] = []
@@ -163,7 +163,7 @@ class KubernetesDeployment(Deployment):
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
         of = (self._api, self.replicas, self._pods, self._folder, self._clock, self._spec.slice_resource)
-        self._monitor = PodMonitor(*of, on_death)
+        self._monitor = PodMonitor(*of, self.group.labels[CAMPAIGN_LABEL], on_death)
         self._monitor.start()
         for other in self._beside.values():
             other.watch(on_death)
@@ -276,11 +276,16 @@ class KubernetesDeployment(Deployment):
         how = [PodSharing()] * len(its)
         if self._spec.gpus_per_replica:
             how = cluster_sharing(self._spec).observe(api, self._experiment, self._nodes, its, statuses)
+        by_name = {name(node): node for node in self._nodes}
         self.replicas = [
-            replica.on_gpu(str(status.get("device_uuid") or ""), shared)
+            replica.on_gpu(
+                str(status.get("device_uuid") or ""), shared, nodes.driver_denied(by_name.get(replica.node), status)
+            )
             for replica, status, shared in zip(replicas, statuses, how, strict=True)
         ]
         self._statuses = [{**status, **replica.facts} for replica, status in zip(self.replicas, statuses, strict=True)]
+        for sentence in dict.fromkeys(why for replica in self.replicas if (why := replica.facts.get("labels_denied"))):
+            self._notice(f"{sentence}.")
         collect.refuse_what_differs(self._statuses, self._experiment, self._spec)
 
     def _refresh(self) -> None:

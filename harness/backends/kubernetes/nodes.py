@@ -31,6 +31,7 @@ from harness.sharing.node import (
     selected,
     takes,
     unusable,
+    withdrawn,
 )
 from harness.spec import KubernetesSpec
 from harness.spec.pods import amount, quantity
@@ -118,15 +119,17 @@ def check_gpus(
     if not resource:
         return
     usable = [node for node in nodes if takes(node, spec)]
-    for node in usable:
-        if less := withdrawn(node, resource):
-            yield Issue(IssueLevel.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
+    less = [why for node in usable if (why := withdrawn(node, resource))]
+    for why in less:
+        yield Issue(IssueLevel.WARNING, "gpus", f"{why}.", _FAILED_GPU_ADVICE)
     has = rooms(usable, pods, campaign_id)
     lending = {room.name: int(room.lends[resource]) for room in has if room.lends.get(resource)}
     if not lending:
         message = f"none of {len(has)} usable nodes advertises {resource}."
         lent = {key for room in has for key, number in room.lends.items() if key.startswith("nvidia.com/") and number}
         advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not."
+        if less:
+            message, advice = f"{message.removesuffix('.')}: {'; '.join(less)}.", _FAILED_GPU_ADVICE
         if lent:
             advice = f"They lend {', '.join(sorted(lent))}: name that in `kubernetes.gpu_resource`."
         yield Issue(IssueLevel.ERROR, "gpus", message, advice)
@@ -303,17 +306,6 @@ def _is_away(node: Object) -> bool:
     )
 
 
-def withdrawn(node: Object, resource: str) -> str:
-    """How much less of an extended resource a node lends than it has; empty when it lends all."""
-    has, lends = (int(resources(node, kind).get(resource, 0)) for kind in ("capacity", "allocatable"))
-    if lends >= has:
-        return ""
-    return (
-        f"node {name(node)} lends {lends} of its {has} {resource}: "
-        "the device plugin calls the others unhealthy, or is away"
-    )
-
-
 def not_ready(node: Object) -> str:
     """Why the node is not ready, in its own words; empty when it is."""
     ready = condition(node, "Ready")
@@ -352,8 +344,7 @@ def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], s
 def _gpu(index: int, uuid: str, status: Mapping[str, Any], marks: Mapping[str, str]) -> Gpu:
     """As the driver in the replica says, else GPU feature discovery's labels of its node, under the names of either version."""
     labelled: dict[str, Any] = {
-        "driver": marks.get("nvidia.com/cuda.driver-version.full")
-        or ".".join(marks.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev")).strip("."),
+        "driver": _labelled_driver(marks),
         "cuda": marks.get("nvidia.com/cuda.runtime-version.full")
         or ".".join(marks.get(f"nvidia.com/cuda.runtime.{part}", "") for part in ("major", "minor")).strip("."),
     }
@@ -364,6 +355,20 @@ def _gpu(index: int, uuid: str, status: Mapping[str, Any], marks: Mapping[str, s
     known |= {key: value for key, value in (status.get("gpu") or {}).items() if key in Gpu.model_fields}
     device = str(status.get("device_name") or marks.get(PRODUCT_LABEL, "").removesuffix("-SHARED") or "unknown")
     return Gpu(index=index, name=device, uuid=uuid, **known)
+
+
+def _labelled_driver(marks: Mapping[str, str]) -> str:
+    parts = (marks.get(f"nvidia.com/cuda.driver.{part}", "") for part in ("major", "minor", "rev"))
+    return marks.get("nvidia.com/cuda.driver-version.full") or ".".join(parts).strip(".")
+
+
+def driver_denied(node: Object | None, status: Mapping[str, Any]) -> str:
+    """That the labels of a node say another driver than a replica there has; empty: they agree, or one does not tell."""
+    runs = str((status.get("gpu") or {}).get("driver") or "")
+    labelled = _labelled_driver(labels(node)) if node else ""
+    if not node or not runs or not labelled or f"{runs}.".startswith(f"{labelled}."):
+        return ""
+    return f"the labels of node {name(node)} say driver {labelled}, and its GPU runs {runs}: feature discovery has not looked since"
 
 
 def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Host:

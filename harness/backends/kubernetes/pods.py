@@ -78,9 +78,10 @@ class PodReplica:
         """For sentences."""
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
-    def on_gpu(self, uuid: str, how: PodSharing) -> PodReplica:
-        """The same, once it is known which GPU it sees, and how it shares that."""
-        return replace(self, gpu_uuid=uuid, facts={**self.facts, "gpu_uuid": uuid, **how.facts()})
+    def on_gpu(self, uuid: str, how: PodSharing, labels_denied: str = "") -> PodReplica:
+        """The same, once it is known which GPU it sees, how it shares that, and which labels of its node are not so."""
+        denied = {"labels_denied": labels_denied} if labels_denied else {}
+        return replace(self, gpu_uuid=uuid, facts={**self.facts, "gpu_uuid": uuid, **how.facts(), **denied})
 
 
 @dataclass(frozen=True, slots=True)

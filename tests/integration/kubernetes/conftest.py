@@ -156,16 +156,19 @@ def deploy(backend, tmp_path, deaths):
 
 @pytest.fixture
 def run_campaign(tmp_path):
-    """Runs a campaign to its end, through a backend; returns its folder, and its manifests by name, whose figures count."""
+    """Runs a campaign to its end, through a backend; returns its folder, and its manifests by name, whose figures count.
 
-    def running(through, **changes):
+    ``invalid``: experiments that are to have none.
+    """
+
+    def running(through, *, invalid=(), **changes):
         values = {"backend": "kubernetes", "kubernetes": through._spec.model_dump(), "metrics": ["throughput"]}
         folder = create(tmp_path / "results", campaign(**values | changes), text="text", source="shipped:test")
         outcome = CampaignRunner(folder, through, gpus=FakeGpus).run()
         made = {identity: read_manifest(folder.final_folder(identity)) for identity in outcome.statuses}
-        for manifest in made.values():
+        for identity, manifest in made.items():
             verdict = manifest.verdict
-            assert verdict.status is not Status.INVALID or set(verdict.codes) <= BUSY, verdict
+            assert identity in invalid or verdict.status is not Status.INVALID or set(verdict.codes) <= BUSY, verdict
         return folder, made
 
     return running

@@ -10,12 +10,13 @@ import psutil
 import pytest
 
 from harness.backends.kubernetes import deployment as deployment_module
-from harness.backends.kubernetes import nodes, objects, watch
+from harness.backends.kubernetes import objects, watch
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
 from harness.results import layout
 from harness.results.requests import LATENCY, records_of
+from harness.sharing.node import withdrawn as lends_less
 from harness.spec import ConditionSpec, LayerSpec, ScenarioSpec
 from tests.support.cluster_driver import GPU, ClusterDriver
 from tests.support.experiments import experiment
@@ -252,7 +253,7 @@ def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):
 
     held = "replica 1 held nvidia.com/gpu GPU-5b0c::2 when its plugin called it unhealthy."
     assert notices == [held]
-    wait_for(lambda: any(nodes.withdrawn(node, GPU) for node in deployment._monitor._nodes.objects), SEEN_WITHIN_S)
+    wait_for(lambda: any(lends_less(node, GPU) for node in deployment._monitor._nodes.objects), SEEN_WITHIN_S)
     withdrawn = f"node node-a lends {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
     assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=DRAINED_S)] == [
         held[: len(withdrawn)],

@@ -173,6 +173,19 @@ def test_a_campaign_finished_on_another_machine_says_so(tmp_path: Path) -> None:
     assert "kernel: 6.14.0-37-generic; 7.0." in sentences
 
 
+def test_repeats_whose_slices_were_not_the_same_say_so(tmp_path: Path) -> None:
+    """The device plugin was told to make more of them in between: one name, and two parts of a GPU."""
+    write_campaign(tmp_path, replicas=[1], repeats=2, shape=replace(SHAPE, record_s=5))
+    found = analyse(tmp_path)
+    found.experiments[:] = [
+        _as_pods(experiment, multiprocessors=sms) for experiment, sms in zip(found.experiments, (32, 16), strict=True)
+    ]
+    assert (
+        "The runs of one configuration differ in SMs of each replica (resnet50 with 1, time-slicing): 32 against 16."
+        in caveats(found)
+    )
+
+
 def _as_pods(experiment, **said):
     """The same experiment, its replicas in pods that say this of themselves."""
     manifest = experiment.data.manifest

@@ -219,8 +219,8 @@ def test_slices_that_the_device_plugin_withdrew_are_told(lends, severities):
     sick["status"]["capacity"] = {GPU: "8"}
     found = gpu_findings([sick], [], replicas=3)
     assert [one.severity for one in found] == severities
-    assert f"node n1 lends {lends} of its 8 nvidia.com/gpu" in found[0].message
-    assert "Xid" in found[0].advice
+    assert all(f"node n1 lends {lends} of its 8 nvidia.com/gpu" in one.message for one in found)
+    assert all("Xid" in one.advice for one in found)
 
 
 def test_a_taint_that_is_tolerated_and_a_control_plane_that_stands_apart_are_nothing():

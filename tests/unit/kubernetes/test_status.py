@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from harness.backends.kubernetes import pods
-from harness.backends.kubernetes.nodes import not_ready, pressures, provenance
+from harness.backends.kubernetes.nodes import driver_denied, not_ready, pressures, provenance
 from harness.results.manifest import Software
 from harness.spec.pods import amount, quantity
 
@@ -335,6 +335,26 @@ def test_driver_and_memory_are_what_the_replica_says_else_what_labels_say(marks,
     there["metadata"]["labels"] = {f"nvidia.com/{key}": value for key, value in marks.items()}
     [gpu] = provenance([there], [status("a", "GPU-1") | {"gpu": said}], SOFTWARE).gpus
     assert (gpu.driver, gpu.cuda, gpu.memory_bytes) == facts
+
+
+@pytest.mark.parametrize(
+    ("marks", "runs", "denied"),
+    [
+        (LABELS, "580.159.04", "say driver 580.95.05, and its GPU runs 580.159.04"),
+        (LABELS, "580.95.05", ""),
+        (OLD, "580.159.04", "say driver 535.104.05"),
+        ({"cuda.driver.major": "580"}, "580.159.04", ""),
+        (LABELS, "", ""),
+        ({}, "580.159.04", ""),
+    ],
+)
+def test_labels_that_say_another_driver_than_the_gpu_runs_are_named(marks, runs, denied):
+    there = node("a", "8")
+    there["metadata"]["labels"] = {f"nvidia.com/{key}": value for key, value in marks.items()}
+    said = driver_denied(there, {"gpu": {"driver": runs}})
+    assert bool(said) == bool(denied)
+    assert denied in said
+    assert driver_denied(None, {"gpu": {"driver": runs}}) == ""
 
 
 def test_nodes_that_may_not_be_read_are_what_their_replicas_see():

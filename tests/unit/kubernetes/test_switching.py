@@ -168,6 +168,16 @@ def test_a_node_that_does_not_get_there_is_said_with_what_it_shows(here, plugin,
     switch(here, SLICED)
 
 
+def test_a_gpu_that_needs_a_reset_is_why_a_node_does_not_get_there(here, plugin):
+    status = {"capacity": {GPU: "4"}, "allocatable": {GPU: "0"}}
+    plugin.deaf = frozenset(CONFIGS)
+    plugin.cluster.store.merge(Target("api/v1", "", "nodes", plugin.node, "status"), {"status": status})
+    with pytest.raises(
+        BackendError, match=r"node n1 lends 0 of its 4 nvidia\.com/gpu: the device plugin calls the others"
+    ):
+        switch(here, SLICED)
+
+
 def test_what_a_node_lacks_for_long_is_told_once_while_it_is_waited_for(here, plugin):
     plugin.daemon = False
     patient = SwitchedPlugin(here.spec.model_copy(update={"switch_timeout_s": 60.0}), "mine", StillClock())
