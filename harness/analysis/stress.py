@@ -360,7 +360,7 @@ def _served(data: ExperimentData) -> ServedLoad | None:
         return None
     tokens = data.requests.tokens_per_s("output_tokens")
     joules = _measured(lambda: Run(data).energy_j[0] / (tokens * data.duration_s) * 1000) if tokens else None
-    gpus = data.manifest.experiment.gpus
+    gpus = data.manifest.gpus_paid
     return ServedLoad(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 

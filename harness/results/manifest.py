@@ -124,8 +124,13 @@ class Provenance(StrictModel):
 
     def used_by(self, replicas: Sequence[Mapping[str, Any]]) -> list[Gpu]:
         """The GPUs that the replicas say they ran on; all of the machine's where they do not say, as MIG instances."""
-        said = {replica.get(fact) for replica in replicas for fact in ("device_uuid", "second_device_uuid")}
-        return [gpu for gpu in self.gpus if gpu.uuid in said] or self.gpus
+        return [gpu for gpu in self.gpus if gpu.uuid in said_uuids(replicas)] or self.gpus
+
+
+def said_uuids(replicas: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The GPUs that replicas say they compute on."""
+    facts = [replica.get(fact) for replica in replicas for fact in ("device_uuid", "second_device_uuid")]
+    return {str(uuid) for uuid in facts if uuid}
 
 
 class Condensed(StrictModel):
@@ -182,6 +187,11 @@ class Manifest(StrictModel):
     def gpus(self) -> list[Gpu]:
         """The GPUs that the replicas ran on."""
         return self.provenance.used_by(self.replicas)
+
+    @property
+    def gpus_paid(self) -> int:
+        """How many GPUs the experiment took: those of the campaign, or more where its replicas were on more."""
+        return max(self.experiment.gpus, len(said_uuids(self.replicas)))
 
     @property
     def answered_within_s(self) -> float:

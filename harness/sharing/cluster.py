@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -74,12 +75,16 @@ class AsLent(ClusterSharing):
     def observe(
         self,
         api: ClusterApi,
-        experiment: ExperimentSpec,  # noqa: ARG002 - a node may show several modes, or none
+        experiment: ExperimentSpec,
         nodes: Sequence[Object],
         pods: Sequence[Object],
         statuses: Sequence[Object],
     ) -> list[PodSharing]:
-        """By each pod's node, its device plugin where pods of others may be read, and what the pod sees."""
+        """By each pod's node, its device plugin where pods of others may be read, and what the pod sees.
+
+        A node may show several modes, or none. A share that is a part of N is refused where another N is on a GPU.
+        """
+        _refuse_another_share(experiment, statuses)
         try:
             around = api.list(PODS)
         except ClusterError:
@@ -296,6 +301,22 @@ class SwitchedPlugin(AsLent):
         if mode.concurrent and not any(_runs_daemon(pod) for pod in pods):
             return f"no MPS control daemon is ready on node {place}"
         return ""
+
+
+def _refuse_another_share(experiment: ExperimentSpec, statuses: Sequence[Object]) -> None:
+    """Raise BackendError where the device plugin has not put as many replicas on each GPU as a part of N is reckoned with."""
+    on = Counter(str(status.get("device_uuid") or "") for status in statuses)
+    if experiment.mps is None or not experiment.mps.of_replicas or "" in on or experiment.neighbours:
+        return
+    gpus = min(experiment.gpus, len(statuses))
+    if len(on) == gpus and max(on.values()) == experiment.replicas_per_gpu:
+        return
+    where = ", ".join(f"{count} on {uuid}" for uuid, count in on.items())
+    raise BackendError(
+        f"`mps.share: {experiment.mps.share}` is reckoned with {experiment.replicas_per_gpu} replicas on a GPU, since the campaign says "
+        f"`gpus: {experiment.gpus}`, and the device plugin has put {where}.",
+        advice=f"Say `gpus: {len(on)}`, keep the replicas to fewer GPUs (`kubernetes.node_selector`), or give the share in percent.",
+    )
 
 
 def gpu_nodes(nodes: Iterable[Object], spec: KubernetesSpec) -> list[Object]:

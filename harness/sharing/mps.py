@@ -21,7 +21,7 @@ import psutil
 from harness.errors import BackendError, Issue, IssueLevel, ReasonCode, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts
 from harness.sharing.mode import Object, SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
-from harness.sharing.node import labels, name
+from harness.sharing.node import GPU_COUNT_LABEL, labels, name
 from harness.spec import ExperimentSpec, MpsLimits, Sharing
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -88,6 +88,7 @@ class Mps(SharingMode):
     def check_slices(self, experiment: ExperimentSpec, nodes: Sequence[tuple[Object, int | None]]) -> Iterator[Issue]:
         """Whether the limits are within the part of a GPU that the device plugin gives each slice."""
         if experiment.mps is not None:
+            yield from _check_number(experiment, experiment.mps, [node for node, _ in nodes])
             for node, slices in nodes:
                 yield from _check_node(experiment, experiment.mps, node, slices)
 
@@ -289,6 +290,19 @@ def _no_static_partitions(driver: str) -> Issue:
     return refusal(
         message, "Use sharing green-contexts for multiprocessors of each replica's own, or `mps: {share: 1/N}`."
     )
+
+
+def _check_number(experiment: ExperimentSpec, limits: MpsLimits, nodes: Sequence[Object]) -> Iterator[Issue]:
+    """Whether a part of N replicas is reckoned with as many GPUs as the device plugin will spread them over."""
+    counts = [str(labels(node).get(GPU_COUNT_LABEL, "")) for node in nodes]
+    gpus, replicas = sum(int(count) for count in counts if count.isdigit()), experiment.cell.processes
+    if limits.of_replicas and all(count.isdigit() for count in counts) and min(gpus, replicas) > experiment.gpus:
+        message = (
+            f"`mps.share: {limits.share}` is reckoned with {counted(experiment.replicas_per_gpu, 'replica')} on a GPU (`gpus: {experiment.gpus}`), "
+            f"and the device plugin spreads {replicas} over {gpus} GPUs."
+        )
+        advice = f"Say `gpus: {gpus}`, or keep the replicas to fewer GPUs (`kubernetes.node_selector`)."
+        yield Issue(IssueLevel.WARNING, "sharing", message, advice)
 
 
 def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, slices: int | None) -> Iterator[Issue]:

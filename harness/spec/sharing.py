@@ -120,6 +120,11 @@ class MpsLimits(_Limits):
         """The same with its share as a percentage, for whoever does not see all of ``replicas``."""
         return self.model_copy(update={"share": self.percentage(replicas) or ALL})
 
+    @property
+    def of_replicas(self) -> bool:
+        """Whether the share depends on how many replicas are on a GPU."""
+        return isinstance(self.share, str) and self.share != ALL
+
     def percentage(self, replicas: int) -> float | None:
         """Percent of the multiprocessors for each of ``replicas`` on one GPU; None: all of them."""
         if self.share == ALL:

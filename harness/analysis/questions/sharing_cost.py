@@ -264,7 +264,7 @@ def kwh_of(run: MeasuredRun) -> float | None:
 def gpu_hours_of(run: MeasuredRun) -> float | None:
     """GPU hours of a million inferences."""
     inputs = run.figures.get("inputs")
-    return _MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
+    return _MILLION / inputs / _S_PER_H * run.data.manifest.gpus_paid if inputs else None
 
 
 def cost_of(query: ComparisonQuery) -> Value | None:

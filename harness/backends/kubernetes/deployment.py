@@ -278,9 +278,7 @@ class KubernetesDeployment(Deployment):
             how = cluster_sharing(self._spec).observe(api, self._experiment, self._nodes, its, statuses)
         by_name = {name(node): node for node in self._nodes}
         self.replicas = [
-            replica.on_gpu(
-                str(status.get("device_uuid") or ""), shared, nodes.driver_denied(by_name.get(replica.node), status)
-            )
+            replica.on_gpus(nodes.devices(status), shared, nodes.driver_denied(by_name.get(replica.node), status))
             for replica, status, shared in zip(replicas, statuses, how, strict=True)
         ]
         self._statuses = [{**status, **replica.facts} for replica, status in zip(self.replicas, statuses, strict=True)]

@@ -166,7 +166,7 @@ def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequenc
     if not spec.gpus_per_replica:
         return where
     with prometheus.impatient(GPUS_TIMEOUT_S) as quick:
-        return where.with_gpus(quick, [replica.gpu_uuid for replica in replicas])
+        return where.with_gpus(quick, [uuid for replica in replicas for uuid in replica.gpu_uuids or ("",)])
 
 
 def hottest_celsius(api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> float:

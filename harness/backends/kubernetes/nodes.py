@@ -331,7 +331,7 @@ def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], s
     marks = {name(node): labels(node) for node in nodes}
     gpus: dict[str, Gpu] = {}
     for status in statuses:
-        if uuid := str(status.get("device_uuid") or ""):
+        for uuid in devices(status):
             gpus.setdefault(uuid, _gpu(len(gpus), uuid, status, marks.get(str(status.get("node")), {})))
     return Provenance(
         host=_host(nodes, statuses),
@@ -339,6 +339,11 @@ def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], s
         gpus_absent="" if gpus else "no replica sees a GPU",
         software=software,
     )
+
+
+def devices(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """UUIDs of the GPUs that a replica computes on, two where it spans them; none where it does not say."""
+    return tuple(str(status[fact]) for fact in ("device_uuid", "second_device_uuid") if status.get(fact))
 
 
 def _gpu(index: int, uuid: str, status: Mapping[str, Any], marks: Mapping[str, str]) -> Gpu:

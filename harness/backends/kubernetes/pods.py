@@ -70,7 +70,7 @@ class PodReplica:
     restarts: int = 0
     asks_a_server: bool = False
     neighbour: str = ""
-    gpu_uuid: str = ""
+    gpu_uuids: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
@@ -78,10 +78,11 @@ class PodReplica:
         """For sentences."""
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
-    def on_gpu(self, uuid: str, how: PodSharing, labels_denied: str = "") -> PodReplica:
-        """The same, once it is known which GPU it sees, how it shares that, and which labels of its node are not so."""
+    def on_gpus(self, uuids: tuple[str, ...], how: PodSharing, labels_denied: str = "") -> PodReplica:
+        """The same, once it is known which GPUs it sees, how it shares them, and which labels of its node are not so."""
         denied = {"labels_denied": labels_denied} if labels_denied else {}
-        return replace(self, gpu_uuid=uuid, facts={**self.facts, "gpu_uuid": uuid, **how.facts(), **denied})
+        facts = {**self.facts, "gpu_uuid": next(iter(uuids), ""), **how.facts(), **denied}
+        return replace(self, gpu_uuids=uuids, facts=facts)
 
 
 @dataclass(frozen=True, slots=True)
