@@ -123,8 +123,8 @@ def _divided(gpu: GpuFacts, replicas: int) -> Issue:
 @functools.cache
 def _sizes(uuid: str, groups: int) -> tuple[Sequence[int], str]:
     """Multiprocessors of a GPU, then of each group that its driver makes; or why it makes none."""
-    folder = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": folder, **({VISIBLE: uuid} if uuid else {})}
+    paths = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": paths, **({VISIBLE: uuid} if uuid else {})}
     command = [sys.executable, "-m", _IN_REPLICA, str(groups)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

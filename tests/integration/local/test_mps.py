@@ -14,12 +14,13 @@ import psutil
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.errors import BackendError
+from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
 from harness.sharing.mps import CONTROL
-from harness.spec import MpsLimits, Sharing
-from tests.support.experiments import experiment
+from harness.spec import ConditionSpec, MpsLimits, Sharing
+from tests.support.cuda_library import library_folder
+from tests.support.experiments import experiment, neighbour
 from tests.support.processes import eventually, marked
 
 FAKE = Path(__file__).parents[2] / "support/fake_mps_control.py"
@@ -55,8 +56,8 @@ def campaign_id(request):
     assert list(Path(tempfile.gettempdir()).glob(f"harness-mps-{identity}-*")) == []
 
 
-def deploy(tmp_path, campaign_id, **wishes):
-    spec = experiment(sharing=Sharing.MPS, timing={"ready_timeout_s": 60}, **wishes)
+def deploy(tmp_path, campaign_id, *, sharing=Sharing.MPS, **wishes):
+    spec = experiment(sharing=sharing, timing={"ready_timeout_s": 60}, **wishes)
     folder = tmp_path / "attempt"
     folder.mkdir()
     return LocalBackend(campaign_id).deploy(spec, folder, abort=threading.Event(), on_death=lambda _death: None)
@@ -73,6 +74,46 @@ def test_replicas_are_clients_of_a_daemon_of_their_own_within_its_limits(control
         assert environment["CUDA_MPS_PIPE_DIRECTORY"].startswith(tempfile.gettempdir())
     assert list(deployment.stop(timeout_s=60)) == []
     assert layout.mps_logs(tmp_path / "attempt").joinpath("daemon.log").exists()
+
+
+TORCH = """
+import ctypes
+class cuda:
+    library = ctypes.CDLL("libcuda.so.1")
+    library.fake_stream.restype = ctypes.c_void_p
+    is_available = staticmethod(lambda: True)
+    synchronize = set_stream = staticmethod(lambda *_: None)
+    class Stream:
+        def __init__(self):
+            self.cuda_stream = cuda.library.fake_stream()
+"""
+"""As much of torch as a replica needs to have its streams in a group of the stand-in for the driver."""
+
+
+@pytest.mark.usefixtures("fake")
+def test_replicas_and_neighbours_under_green_contexts_have_groups_of_their_own(tmp_path, campaign_id, monkeypatch):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/torch.py").write_text(TORCH, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("LD_LIBRARY_PATH", library_folder(tmp_path))
+    beside = ConditionSpec(name="beside", neighbours=[neighbour()])
+
+    deployment = deploy(tmp_path, campaign_id, sharing=Sharing.GREEN_CONTEXTS, replicas=2, condition=beside)
+
+    said = [*deployment.statuses(), *deployment.neighbour_statuses()["noisy"]]
+    assert [(status["multiprocessors"], status["multiprocessor_group"]) for status in said] == [
+        (40, f"{group} of 3") for group in range(3)
+    ]
+    assert all(status["mps_pipe_directory"] for status in said)
+    assert list(deployment.stop(timeout_s=60)) == []
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_replica_that_gets_no_group_ends_the_experiment_with_the_reason(tmp_path, campaign_id, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ReplicaDiedError, match=r"REPLICA_SM_GROUP: torch .* sees no GPU that could have groups"):
+        deploy(tmp_path, campaign_id, sharing=Sharing.GREEN_CONTEXTS, replicas=1)
 
 
 @pytest.mark.usefixtures("fake")
