@@ -195,11 +195,12 @@ class Place(NamedTuple):
 
 
 def places(manifest: Manifest) -> dict[Place, list[int]]:
-    """Each place with its replicas, in the order of the replicas; empty where none says where it is."""
+    """Each place with its replicas, in the order of the replicas; empty where none says where it is. One that spans two is in both."""
     places: dict[Place, list[int]] = {}
     for index, replica in enumerate(manifest.replicas):
-        gpu = replica.get("gpu_uuid") or replica.get("device_uuid") or ""
-        places.setdefault(Place(str(replica.get("node") or ""), str(gpu)), []).append(index)
+        first, second = replica.get("gpu_uuid") or replica.get("device_uuid") or "", replica.get("second_device_uuid")
+        for gpu in filter(None, (first, second)) if second else (first,):
+            places.setdefault(Place(str(replica.get("node") or ""), str(gpu)), []).append(index)
     return places if any(place != Place("", "") for place in places) else {}
 
 

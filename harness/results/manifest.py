@@ -190,8 +190,9 @@ class Manifest(StrictModel):
 
     @property
     def gpus_paid(self) -> int:
-        """How many GPUs the experiment took: those of the campaign, or more where its replicas were on more."""
-        return max(self.experiment.gpus, len(said_uuids(self.replicas)))
+        """How many GPUs the experiment took: those of the campaign, or more where its replicas were on more, or held more."""
+        held = sum(int(replica.get("gpus_held") or 0) for replica in self.replicas)
+        return max(self.experiment.gpus, len(said_uuids(self.replicas)), held)
 
     @property
     def answered_within_s(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
+from harness.sharing.device_plugin import INSTANCES
 from harness.sharing.mode import Object, PodSharing
 from harness.sharing.node import condition, name, notes
 
@@ -160,6 +161,9 @@ def as_replica(pod: Object, index: int, neighbour: str = "", extra: Collection[s
         **{key: str(value) for key, value in limits.items() if key in extra},
         **{key: text for key, text in notes(pod).items() if key in PARTS},
     }
+    # More than one are whole GPUs, which a server that spans them does not name.
+    whole = [value for key, value in limits.items() if key.startswith("nvidia.com/") and key not in extra]
+    held = 0 if any(key.startswith(INSTANCES) for key in limits) else sum(map(int, whole))
     images = {
         "server_image_id": container_status(pod, SERVER).get("imageID"),
         "layer_image_id": _layer_status(pod).get("imageID"),  # none, or the replica's own
@@ -182,6 +186,7 @@ def as_replica(pod: Object, index: int, neighbour: str = "", extra: Collection[s
             "reserve": _of_the_node(computes.get("requests") or {}),
             "limit": _of_the_node(limits),
             **({"devices": devices} if devices else {}),
+            **({"gpus_held": held} if held > 1 else {}),
             **{key: image for key, image in images.items() if image},
         },
         **where,

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from harness.analysis.comparability import places_in_words, spread
 from harness.backends.kubernetes import monitoring, nodes, pods
 from harness.errors import BackendError, IssueLevel
 from harness.metrics.promql import PrometheusSource
@@ -178,3 +179,28 @@ def test_what_is_paid_for_is_what_replicas_were_on_and_no_less_than_what_was_ask
     replicas = [{"device_uuid": "" if where == "?" else f"GPU-{where}"} for where in on]
     made = Manifest.model_construct(experiment=experiment(gpus=asked_for), replicas=replicas)
     assert made.gpus_paid == paid
+
+
+def test_a_server_that_spans_two_gpus_and_names_none_is_paid_for_by_what_its_pod_holds():
+    def held(limits, extra=()):
+        container = {"name": pods.CONTAINER, "image": "i", "resources": {"limits": limits}}
+        metadata = {"name": "p0", "uid": "u0", "namespace": "n", "annotations": {pods.PORT_ANNOTATION: "8000"}}
+        return pods.as_replica({"metadata": metadata, "spec": {"containers": [container]}}, 0, extra=extra).facts
+
+    spans = held({GPU: 2, "cpu": "1"})
+    assert spans["gpus_held"] == 2
+    assert "gpus_held" not in held({GPU: 1})
+    assert "gpus_held" not in held({"nvidia.com/mig-1g.10gb": 2})
+    assert "gpus_held" not in held({GPU: 1, "nvidia.com/gpumem": 10_000}, extra=["nvidia.com/gpumem"])
+    assert Manifest.model_construct(experiment=experiment(), replicas=[spans]).gpus_paid == 2
+
+
+def test_the_report_says_which_replica_had_which_gpus():
+    spans = {"gpu_uuid": "GPU-aaaaaaaa", "second_device_uuid": "GPU-bbbbbbbb", "node": "n1"}
+    beside = {"gpu_uuid": "GPU-cccccccc", "node": "n1"}
+    made = Manifest.model_construct(replicas=[spans, beside, beside])
+    assert (
+        places_in_words(made)
+        == "n1 GPU-aaaaaaaa: replica 0; n1 GPU-bbbbbbbb: replica 0; n1 GPU-cccccccc: replicas 1, 2"
+    )
+    assert spread([made]) == "2 + 1 + 1 on 3 GPUs of 1 node"
