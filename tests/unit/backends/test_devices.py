@@ -107,6 +107,7 @@ def divided():
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=80, free=70),
         nvmlDeviceGetName=lambda _: "A100",
         nvmlDeviceGetComputeMode=lambda _: handle_of(_, 0),  # it does not say
+        nvmlSystemGetDriverVersion=lambda: "580.159.04",
         nvmlDeviceGetMigMode=lambda _: (1, 1),
         nvmlDeviceGetComputeRunningProcesses=lambda _: [SimpleNamespace(pid=12)],
         nvmlDeviceGetCpuAffinity=lambda _, words: [0b1010, *[0] * (words - 1)],
@@ -125,6 +126,7 @@ def test_what_nvml_says_of_a_divided_gpu():
                 70,
                 uuid="MIG-0",
                 compute_mode="",
+                driver="580.159.04",
                 mig=True,
                 mig_uuids=("MIG-instance",),
                 processes=(12,),
