@@ -39,6 +39,7 @@ LOAD = 0.6
 SETTLE_S = 0.2
 TRACED_S = 0.25
 EDGE_S = 0.2
+ALONE_S = 5.0
 ANSWER_S, IMPORT_S = 30.0, 120.0
 CONTROL = "nvidia-cuda-mps-control"
 SM_UTIL, DRAM_UTIL = 2, 10
@@ -129,12 +130,21 @@ def _read(process: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
 class Gpu:
     """The device by NVML: energy between two changes of its counter, and what the driver says of each process."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
         import pynvml
 
         self.nvml = pynvml
         pynvml.nvmlInit()
-        self.device = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.device = pynvml.nvmlDeviceGetHandleByIndex(index)
+        self.uuid = str(pynvml.nvmlDeviceGetUUID(self.device))
+
+    def require_alone(self) -> None:
+        """Somebody else's work draws power that no replica here makes: then nothing is measured."""
+        deadline = time.monotonic() + ALONE_S
+        while pids := [it.pid for it in self.nvml.nvmlDeviceGetComputeRunningProcesses(self.device)]:
+            if time.monotonic() > deadline:
+                sys.exit(f"processes {pids} compute on this GPU: end them, or name another one with --gpu")
+            time.sleep(0.5)
 
     def facts(self) -> Results:
         nvml, device = self.nvml, self.device
@@ -203,8 +213,13 @@ class Gpu:
 class DryGpu(Gpu):
     """A device that takes 50 W and 100 J for each second of a worker on the CPU."""
 
+    uuid = ""
+
     def __init__(self) -> None:
         self.workers: list[psutil.Process] = []
+
+    def require_alone(self) -> None:
+        """It is made up."""
 
     def facts(self) -> Results:
         return {"name": "dry"}
@@ -244,7 +259,8 @@ class Experiment:
         self.options = options
         self.begin_s = time.monotonic()
         self.scale = 0.5 if options.quick else 1.0
-        self.gpu = DryGpu() if options.dry else Gpu()
+        self.gpu = DryGpu() if options.dry else Gpu(options.gpu)
+        self.gpu.require_alone()
         self.results: Results = {"gpu": _guarded(self.gpu.facts), "problems": [], "phases": []}
         self.capacity: dict[tuple[str, str], float] = {}
 
@@ -252,9 +268,10 @@ class Experiment:
         path = f"{os.environ.get('PATH', '')}:/usr/local/nvidia/bin:/usr/local/nvidia/sbin"
         os.environ["PATH"] = path
         pipes = tempfile.mkdtemp(prefix="energy-mps-")
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": pipes}
+        visible = {"CUDA_VISIBLE_DEVICES": self.gpu.uuid} if self.gpu.uuid else {}
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": pipes, "CUDA_MPS_LOG_DIRECTORY": pipes, **visible}
         log = self.options.out.with_suffix(".log")
-        sliced = Workers({}, log, dry=self.options.dry)
+        sliced = Workers(visible, log, dry=self.options.dry)
         under_mps = Workers(environment, log, dry=self.options.dry)  # imports torch meanwhile
         budget_s = self.options.budget
         try:
@@ -291,9 +308,9 @@ class Experiment:
 
     def _phases(self, mode: str) -> Iterator[tuple[str, float, Callable[[], list[Results | None]]]]:
         if mode == "time-slicing":  # alone there is nothing to share: once is enough
-            for kind in KINDS:
+            for kind in self.options.kinds:
                 yield f"alone {kind} 1", 1.2, lambda kind=kind: [_load(kind), None, None, None]
-        for kind in ("gemm", "resnet50", "memory"):
+        for kind in sorted(self.options.kinds, key=("gemm", "resnet50", "memory").index):
             long_s = 3.0 if kind == "gemm" else 1.5
             yield f"equal {kind}", 0.8, lambda kind=kind: [_load(kind)] * 4
             yield f"60% {kind}", long_s, lambda kind=kind: self._counts(mode, kind, LOAD)
@@ -302,7 +319,7 @@ class Experiment:
                 if mode == "time-slicing":
                     yield f"alone {kind} 4", 0.8, lambda kind=kind: [_load(kind, 4), None, None, None]
                 yield f"sizes {kind}", 1.9, lambda kind=kind: self._sizes(mode, kind)
-            if kind == "gemm":
+            if kind == "gemm" and "memory" in self.options.kinds:
                 yield from self._mix(mode)
 
     def _sizes(self, mode: str, kind: str) -> list[Results | None]:
@@ -360,7 +377,7 @@ class Experiment:
             self.capacity[mode, kind] = max(units, 1.0)
             if name.startswith("alone"):  # until all four have run
                 self.capacity.setdefault(("mps", kind), max(units, 1.0))
-        if trace:
+        if trace and not self.options.untraced:
             self._trace(phase, workers, loads)
 
     def _window(
@@ -502,6 +519,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="half as long")
     parser.add_argument("--dry", action="store_true", help="on the CPU, with a made-up device: a rehearsal")
+    parser.add_argument("--gpu", type=int, default=0, help="its number; nobody else may compute on it")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--untraced", action="store_true", help="without the profiler")
     parser.add_argument("--budget", type=float, default=116.0, help="seconds after which no phase begins")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")) / "energy.json")
     parser.add_argument("--again", type=Path, help="print the tables of this result")

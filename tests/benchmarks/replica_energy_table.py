@@ -14,6 +14,10 @@ LIMIT = 0.10
 
 def print_tables(results: Mapping[str, Any]) -> None:
     phases = results["phases"]
+    if others := results["gpu"].get("processes"):
+        print(
+            f"DISTURBED: processes {others} computed on the GPU, too: no energy and no SM activity below is that of the loads"
+        )
     idle_w = {phase["mode"]: phase["energy_j"] / phase["seconds"] for phase in phases if phase["name"] == "idle"}
     print("idle: " + ", ".join(f"{mode} {watts:.1f} W" for mode, watts in idle_w.items()))
     solo = solo_figures(phases, idle_w)
