@@ -111,6 +111,8 @@ def _enter(driver: Driver, index: int, groups: int) -> int:
     finally:
         driver("cuCtxSetCurrent", before)
     torch.cuda.set_stream(stream)
+    later = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]  # of the same pool, as those that graphs are captured on
+    multiprocessors_of(driver, later.cuda_stream)
     return multiprocessors_of(driver, stream.cuda_stream)
 
 
@@ -119,7 +121,7 @@ def multiprocessors_of(driver: Driver, stream: int) -> int:
     green, has = ctypes.c_void_p(), _Resource()
     driver("cuStreamGetGreenCtx", ctypes.c_void_p(stream), ctypes.byref(green))
     if not green:
-        raise CudaError("torch had its streams before, and they use the whole GPU")
+        raise CudaError("torch makes its streams at another time, and they use the whole GPU")
     driver("cuGreenCtxGetDevResource", green, ctypes.byref(has), _SM_RESOURCE)
     return int(has.multiprocessors)
 

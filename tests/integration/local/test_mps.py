@@ -83,9 +83,11 @@ class cuda:
     library.fake_stream.restype = ctypes.c_void_p
     is_available = staticmethod(lambda: True)
     synchronize = set_stream = staticmethod(lambda *_: None)
+    pool = []
     class Stream:
-        def __init__(self):
-            self.cuda_stream = cuda.library.fake_stream()
+        def __init__(self, priority=0):
+            cuda.pool.append(cuda.library.fake_stream())
+            self.cuda_stream = cuda.pool[0]
 """
 """As much of torch as a replica needs to have its streams in a group of the stand-in for the driver."""
 

@@ -14,9 +14,13 @@ import ctypes, json, sys
 from types import SimpleNamespace
 library = ctypes.CDLL("libcuda.so.1")
 library.fake_stream.restype = ctypes.c_void_p
-used = []
+used, pool = [], []
 cuda = SimpleNamespace(is_available=lambda: {gpu}, synchronize=lambda: None, set_stream=used.append)
-cuda.Stream = lambda: SimpleNamespace(cuda_stream=library.fake_stream())
+def stream(priority=0):
+    if not pool or {lazy}:
+        pool.append(library.fake_stream())
+    return SimpleNamespace(cuda_stream=pool[-1])
+cuda.Stream = stream
 sys.modules["torch"] = SimpleNamespace(cuda=cuda, __version__="2")
 from harness.replica import green_contexts
 from harness.replica.errors import CannotBeMetError
@@ -61,7 +65,7 @@ def test_the_groups_are_as_large_as_the_driver_makes_so_many(folder, multiproces
 
 @pytest.mark.parametrize(("index", "groups", "size"), [(0, 3, 40), (2, 3, 40), (7, 8, 16), (0, 1, 128)])
 def test_a_replica_uses_its_own_group_and_says_how_many_it_really_had(folder, index, groups, size):
-    done = run(folder, "-c", JOIN.format(gpu=True), REPLICA_SM_GROUP=f"{index}/{groups}")
+    done = run(folder, "-c", JOIN.format(gpu=True, lazy=False), REPLICA_SM_GROUP=f"{index}/{groups}")
     facts, first, context = json.loads(done.stdout)
     assert facts == {"multiprocessors": size, "multiprocessor_group": f"{index} of {groups}"}
     assert first == index * size
@@ -79,10 +83,13 @@ def test_a_replica_uses_its_own_group_and_says_how_many_it_really_had(folder, in
         ),
         (True, {"FAKE_CUDA_VERSION": "12030"}, "the driver is of CUDA 12.3, and they need 12.4 or newer"),
         (True, {"FAKE_CUDA_FAILS": "100"}, "cuInit: no CUDA-capable device is detected (100)"),
-        (True, {"FAKE_CUDA_STREAMS_BEFORE": "1"}, "torch had its streams before"),
+        (True, {"FAKE_CUDA_STREAMS_BEFORE": "1"}, "torch makes its streams at another time"),
+        (True, {"lazy": "1"}, "torch makes its streams at another time"),
     ],
 )
 def test_a_replica_without_its_group_does_not_run_on_the_whole_gpu(folder, gpu, variables, why):
-    done = run(folder, "-c", JOIN.format(gpu=gpu), **{"REPLICA_SM_GROUP": "1/3"} | variables)
+    variables = dict(variables)
+    lazy = variables.pop("lazy", "")
+    done = run(folder, "-c", JOIN.format(gpu=gpu, lazy=bool(lazy)), **{"REPLICA_SM_GROUP": "1/3"} | variables)
     assert done.returncode == 1
     assert why in done.stderr
