@@ -57,13 +57,13 @@ class Reader:
     """Starts the kernel, and says where it ran."""
 
     def __init__(self) -> None:
+        self.seen = torch.zeros(MOST, dtype=torch.int32, device="cuda")  # torch makes the context
         self.driver, library, module = Driver(), ctypes.c_void_p(), ctypes.c_void_p()
         self.kernel, self.of_module = ctypes.c_void_p(), ctypes.c_void_p()
         self.driver("cuLibraryLoadData", ctypes.byref(library), PTX, None, None, 0, None, None, 0)
         self.driver("cuLibraryGetKernel", ctypes.byref(self.kernel), library, b"where")
         self.driver("cuModuleLoadData", ctypes.byref(module), PTX)
         self.driver("cuModuleGetFunction", ctypes.byref(self.of_module), module, b"where")
-        self.seen = torch.zeros(MOST, dtype=torch.int32, device="cuda")
 
     def launch(self, function: ctypes.c_void_p | None = None) -> None:
         """On the stream that torch would use here."""

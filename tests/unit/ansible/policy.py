@@ -12,6 +12,7 @@ from typing import Any
 Object = dict[str, Any]
 WITH_PODS = {"Deployment", "DaemonSet", "StatefulSet", "ReplicaSet", "Job", "CronJob", "Pod"}
 
+_HOOKS = "Hooks link the driver's libraries in it, and crun before 1.26 runs them after it was made read-only."
 REASONS: dict[str, dict[str, str]] = {
     "DaemonSet/node-exporter": {
         "host-network": "A node's interfaces are seen from its own network namespace alone.",
@@ -20,6 +21,7 @@ REASONS: dict[str, dict[str, str]] = {
         "host-path /": "Free space is asked of mounted file systems; read-only.",
     },
     "DaemonSet/dcgm-exporter": {
+        "writable-root": _HOOKS,
         "host-pid": "Only with dcgm_exporter_per_pod: values per pod come from processes.",
         "root": "Only with dcgm_exporter_per_pod: the kubelet's socket is root's; and with dcgm_exporter_profiling.",
         "capability SYS_ADMIN": "Only with dcgm_exporter_profiling: the driver lets nobody less read its counters.",
@@ -36,6 +38,7 @@ REASONS: dict[str, dict[str, str]] = {
         "host-path /sys": "RAPL is in the node's /sys; read-only.",
     },
     "DaemonSet/device-plugin": {
+        "writable-root": _HOOKS,
         "root": "The kubelet's folder of plugins is root's.",
         "writable-host-path /var/lib/kubelet/device-plugins": "A device plugin is a socket in the kubelet's folder.",
         "writable-host-path /var/run/cdi": "It writes the description of the devices there.",
@@ -68,7 +71,9 @@ REASONS: dict[str, dict[str, str]] = {
         "writable-host-path /var/run/cdi": "It writes the description of the devices of each claim there.",
         "writable-host-path /": "It runs the driver's own nvidia-smi, which sets the compute mode.",
     },
+    "Job/cuda-smoke": {"writable-root": _HOOKS},
     "replicas": {
+        "writable-root": _HOOKS,
         "requests": "By design: a replica takes what the node has, as in the experiments it repeats.",
         "memory-limit": "By design: a replica that is ended for memory would measure the limit.",
     },
@@ -87,10 +92,12 @@ def pod_of(item: Object) -> Object | None:
 
 
 def name_of(item: Object) -> str:
-    """How the list of exceptions calls an object; replicas have a new name in each experiment."""
+    """How the list of exceptions calls an object; replicas have a new name in each experiment, and the smoke test one for each GPU."""
     labels = item["metadata"].get("labels", {})
-    replica = "gpu-sharing-harness/experiment" in labels
-    return "replicas" if replica else f"{item['kind']}/{item['metadata']['name']}"
+    if "gpu-sharing-harness/experiment" in labels:
+        return "replicas"
+    smoke = labels.get("app.kubernetes.io/name") == "cuda-smoke"
+    return f"{item['kind']}/{'cuda-smoke' if smoke else item['metadata']['name']}"
 
 
 def broken(item: Object) -> Iterator[str]:

@@ -156,7 +156,7 @@ def test_a_replica_has_no_rights_no_limits_and_a_gpu(kind):
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert only["securityContext"] == {
         "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
+        "readOnlyRootFilesystem": False,
         "capabilities": {"drop": ["ALL"]},
     }
     assert only["resources"] == {"limits": {"nvidia.com/gpu": 1}}
