@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -22,10 +23,14 @@ def _each(values: Iterable[object]) -> str:
 
 
 def _limit(key: str, shown: Callable[[float], str], manifest: Manifest) -> str:
-    """What the control groups let the replicas have, as each says, else what they let the harness have; "none" without a limit."""
-    hosts = [replica.get("host") or {} for replica in manifest.replicas]
-    limits = [host["limits"] for host in hosts if "limits" in host] or [manifest.provenance.host.limits]
-    return _each("none" if limit.get(key) is None else shown(limit[key] or 0.0) for limit in limits)
+    """What the control groups let the replicas have, as each says, else what they let the harness have.
+
+    "none" without a limit, and where it is not below what the machine has.
+    """
+    replicas = [replica.get("host") or {} for replica in manifest.replicas]
+    hosts = [host for host in replicas if "limits" in host] or [manifest.provenance.host.model_dump()]
+    limits = [(host["limits"].get(key), host.get(key) or math.inf) for host in hosts]
+    return _each("none" if limit is None or limit >= whole else shown(limit) for limit, whole in limits)
 
 
 def _memory(size_bytes: int | None) -> str:

@@ -5,7 +5,7 @@
 A kernel of many blocks writes down the number of the multiprocessor (%smid) under each. It is started before the process takes
 its group, then on the stream that the group's replica has, on another stream of torch's, from a CUDA graph, in a backward pass,
 which has a thread of its own, and on the default stream of a new thread. A matrix product of cuBLAS is timed before and after;
-LOCK keeps the others quiet meanwhile.
+LOCK keeps the others quiet meanwhile; and once by all at the same time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import os
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ import torch
 
 from harness.replica.green_contexts import join
 from harness.replica.time_slices import Driver
+from harness.spec.sharing import SM_GROUP
 
 PTX = b"""
 .version 7.0
@@ -129,30 +131,42 @@ def ways(reader: Reader) -> dict[str, list[int] | str]:
     }
 
 
-def product_ms(lock: Path) -> float:
-    """How long cuBLAS takes for one matrix product while the others wait."""
+def product_ms() -> float:
+    """How long cuBLAS takes for one matrix product."""
     left = torch.randn(SIZE, SIZE, dtype=torch.float16, device="cuda")
+    left @ left
+    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    for _ in range(PRODUCTS):
+        left @ left
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start_s) / PRODUCTS
+
+
+def alone_ms(lock: Path) -> float:
+    """The same while the others wait."""
     with lock.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        left @ left
-        torch.cuda.synchronize()
-        start_s = time.perf_counter()
-        for _ in range(PRODUCTS):
-            left @ left
-        torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - start_s) / PRODUCTS
+        return product_ms()
+
+
+def together_ms(folder: Path, processes: int) -> float:
+    """The same while all of so many processes do it, from the moment at which the last is ready."""
+    (folder / f"{os.getpid()}.ready").touch()
+    while len(list(folder.glob("*.ready"))) < processes:
+        time.sleep(0.001)
+    return product_ms()
 
 
 def main() -> None:
     """Read, and write it down."""
     result, lock = map(Path, sys.argv[1:])
     reader = Reader()
-    whole, whole_ms = reader.used(reader.launch), product_ms(lock)
+    whole, whole_ms = reader.used(reader.launch), alone_ms(lock)
     facts = join()
-    own_ms = product_ms(lock)
-    result.write_text(
-        json.dumps({**facts, "whole": whole, "whole_ms": whole_ms, "own_ms": own_ms, "ways": ways(reader)})
-    )
+    times = {"whole_ms": whole_ms, "own_ms": alone_ms(lock)}
+    times["together_ms"] = together_ms(result.parent, int(os.environ[SM_GROUP].partition("/")[2]))
+    result.write_text(json.dumps({**facts, **times, "whole": whole, "ways": ways(reader)}))
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def test_each_replica_runs_on_multiprocessors_of_its_own(tmp_path, replicas):
         sizes = {way: len(used) if isinstance(used, list) else used for way, used in one["ways"].items()}
         print(
             f"replica {index} of {replicas}: {one['multiprocessors']} of {len(one['whole'])} multiprocessors, by way {sizes}; "
-            f"a product {one['whole_ms']:.2f} ms on all, {one['own_ms']:.2f} ms on its own; own {one['ways']['own stream']}"
+            f"a product {one['whole_ms']:.2f} ms on all, {one['own_ms']:.2f} ms on its own, {one['together_ms']:.2f} ms beside the others; own {one['ways']['own stream']}"
         )
     for one in said:
         ways = dict(one["ways"])
@@ -69,5 +69,6 @@ def test_each_replica_runs_on_multiprocessors_of_its_own(tmp_path, replicas):
         assert len(own) == one["multiprocessors"] < len(one["whole"])
         assert all(used == own for used in ways.values()), ways
         assert one["own_ms"] > 1.5 * one["whole_ms"], "cuBLAS used more than the group"
-    used = [number for one in said for number in one["ways"]["own stream"]]
-    assert len(used) == len(set(used)), "replicas share multiprocessors"
+    # Under MPS %smid counts within the group, so that each process sees 0 to its size: whether two share is told by time.
+    for one in said:
+        assert one["together_ms"] < 1.5 * one["own_ms"], "replicas share multiprocessors"

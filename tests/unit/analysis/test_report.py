@@ -244,7 +244,8 @@ def test_limits_of_the_cgroup_make_two_machines_unlike(of_replicas: bool) -> Non
 
     def limited(**limits: float) -> Manifest:
         if of_replicas:
-            return full.model_copy(update={"replicas": [{"host": {"limits": limits}}] * 2})
+            whole = {"cpus": 8, "memory_bytes": 800_000_000}
+            return full.model_copy(update={"replicas": [{"host": {**whole, "limits": limits}}] * 2})
         host = full.provenance.host.model_copy(update={"limits": limits})
         return full.model_copy(update={"provenance": full.provenance.model_copy(update={"host": host})})
 
@@ -255,6 +256,15 @@ def test_limits_of_the_cgroup_make_two_machines_unlike(of_replicas: bool) -> Non
         refuse_unlike([full, half])
     assert environment([half])["CPU limit"] == "0.5 CPUs"
     assert {"CPU limit", "memory limit"} <= {line.partition(":")[0] for line in differences([full, half])}
+
+
+def test_a_limit_that_is_no_less_than_the_machine_has_is_none() -> None:
+    full = manifest_for(experiment_spec("resnet50", 1, 1, SHAPE), SHAPE, 0.0)
+    host = {"cpus": 32, "memory_bytes": 270_334_464_000, "limits": {"cpus": 32.0, "memory_bytes": 274_877_906_944}}
+    wide = full.model_copy(update={"replicas": [{"host": host}]})
+
+    assert environment([wide])["CPU limit"] == environment([wide])["memory limit"] == "none"
+    refuse_unlike([wide, full.model_copy(update={"replicas": [{"host": {**host, "limits": {}}}]})])
 
 
 def _with_sms(sms: int | None, whole: int | None = None, **facts: object) -> Manifest:
