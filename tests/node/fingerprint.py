@@ -7,7 +7,8 @@ import difflib
 
 from tests.node.machine.vm import Machine
 
-# What differs between two machines that are the same: keys, identities, caches, counters, what a boot writes.
+# What differs between two machines that are the same: keys, identities, caches, counters, what a boot writes. Units that end by
+# themselves when nobody asks them are left out below.
 VOLATILE = [
     "/etc/machine-id",
     "/etc/resolv.conf",
@@ -69,7 +70,7 @@ echo '## packages'
 dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n'  # h is held
 echo '## units'
 units=$(systemctl list-units --type=service,path,timer,swap,mount --state=active,failed --no-legend --plain)
-echo "$units" | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|run-credentials|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
+echo "$units" | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|run-credentials|systemd-(tmpfiles|hostnamed|timedated)|netavark-dhcp-proxy)' | LC_ALL=C sort
 echo '## kernel'
 tail -n +2 /proc/swaps
 lsmod | awk '$1 ~ /^(overlay|br_netfilter)$/ {{print $1}}' | sort
