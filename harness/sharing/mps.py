@@ -269,7 +269,7 @@ def _check_limits(limits: MpsLimits, replicas: int, gpus: Sequence[GpuFacts]) ->
     if percentage is not None and percentage * replicas > 100.5:
         total = f"{percentage * replicas:g} %"
         message = f"{replicas} replicas of {percentage:g} % of the multiprocessors add up to {total}: they overlap."
-        advice = "Give each 1/N (`mps: {share: 1/N}`) for parts that do not overlap."
+        advice = "Give each 1/N (`mps: {share: 1/N}`) for parts that add up to one GPU."
         yield Issue(IssueLevel.WARNING, "sharing", message, advice)
     smallest_gb = min((gpu.total_bytes for gpu in gpus if gpu.total_bytes is not None), default=math.inf) / 1e9
     if limits.pinned_memory_gb is not None and limits.pinned_memory_gb * replicas > smallest_gb:
