@@ -74,11 +74,11 @@ class GpuFacts:
     free_bytes: int | None
     uuid: str = ""
     compute_mode: str = ""
-    driver: str = ""
     mig: bool = False
     mig_uuids: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
     near_cpus: tuple[int, ...] = ()
+    driver: str = ""
 
 
 class NvmlGpus:
