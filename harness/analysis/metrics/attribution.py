@@ -14,7 +14,6 @@ from typing import Any
 
 from harness.analysis.metrics.run import Run
 from harness.analysis.read import NotMeasuredError
-from harness.sharing.mode import Attribution
 from harness.sharing.modes import mode_of
 
 ALONE = "each replica has its GPU to itself"
@@ -124,7 +123,7 @@ def _weights(run: Run, gpu: int, served: Mapping[int, float]) -> list[float]:
         raise NotMeasuredError(f"{beside[0]} is on the same GPU, and its requests are other work")
     if experiment.workload.server is not None:
         raise NotMeasuredError("the requests of a server are not all the same work")
-    return {Attribution.REQUESTS: list(served.values())}[mode.attribution]
+    return list(served.values())  # Attribution.REQUESTS is the one way that there is
 
 
 def _above_idle(gpu: int, drawn_w: float, idle_w: float) -> float:
