@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness.analysis.format import DASH
 from harness.analysis.statistics import t_interval
 from harness.campaign.folder import open_folder
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "examples/h200/README.md").read_text()
+CLUSTER = (ROOT / "examples/h200-cluster/README.md").read_text()
 TWO_GPUS = (ROOT / "examples/two-gpus/README.md").read_text()
 PAGE_COLUMNS = (  # as the summaries of format 1 call them; now latency_p50_exact and so on
     ("throughput", 1),
@@ -49,6 +51,14 @@ SHARES_COLUMNS = (
     ("energy", 1),
     ("gpu_sm_active", 1),
     ("gpu_memory", 2**-30),
+)
+POD_MEASURES = ("throughput", "latency_p50_exact", "latency_p99_exact")
+SM_MEASURES = (
+    ("throughput", 1),
+    ("latency_p50_exact", 1e3),
+    ("latency_p99_worst", 1e3),
+    ("fairness", 1),
+    ("energy", 1),
 )
 ARCHIVES = sorted(ROOT.glob("examples/*/*.tar.xz"))
 
@@ -84,7 +94,7 @@ def test_every_shipped_result_set_verifies(archive, published):
         assert outcome.experiments == planned
 
 
-@pytest.mark.parametrize("line", re.findall(r"^harness .*", PAGE + TWO_GPUS, flags=re.MULTILINE))
+@pytest.mark.parametrize("line", re.findall(r"^harness .*", PAGE + TWO_GPUS + CLUSTER, flags=re.MULTILINE))
 def test_the_pages_commands_name_what_is_there(line):
     named = [word for word in shlex.split(line, comments=True) if word.startswith("examples/")]
 
@@ -142,6 +152,42 @@ def assert_told(estimate, scale, text):
     digits = len(value.partition(".")[2])
     assert f"{mean:.{digits}f}" == value
     assert true_half < float(half[1:]) if half[0] == "<" else f"{true_half:.{digits}f}" == half
+
+
+def measured_by(archive):
+    """Mean, lower and upper limit of every measure of a set, by workload, replicas, sharing mode, limits and measure."""
+    (path,) = ROOT.glob(f"examples/h200-cluster/{archive}-2*.tar.xz")
+    keys = ["workload", "replicas", "sharing", "mps_limits", "measure"]
+    return harness.load(path).summary().set_index(keys)[["mean", "ci95_low", "ci95_high"]].T.to_dict("list")
+
+
+def test_the_page_of_pods_says_what_pods_and_processes_measured():
+    pods, processes = measured_by("h200-cluster-pass"), measured_by("h200-cluster-resnet50-local")
+    workload = ""
+    for name, replicas, of_pods, of_processes, difference in rows_of_table(CLUSTER, "## Time-sliced pods"):
+        workload = name.lower() or workload
+        cell = workload, int(replicas), "time-slicing", ""
+        throughput, p50, p99 = (pods[(*cell, measure)][0] for measure in POD_MEASURES)
+        assert [float(text) for text in of_pods.split(", ")] == [
+            pytest.approx(throughput, abs=0.5 if throughput > 100 else 0.05),
+            pytest.approx(1e3 * p50, rel=5e-3),
+            pytest.approx(1e3 * p99, rel=2e-2),
+        ]
+        if workload == "resnet50":
+            beside, low, high = processes[(*cell, "throughput")]
+            assert of_processes.startswith(f"{beside:.0f} ± {(high - low) / 2:.0f}, ")
+            signed = f"{100 * (throughput / beside - 1):+.1f} %"
+            assert difference == signed.replace("-", "\N{MINUS SIGN}")
+
+
+def test_the_page_of_pods_says_what_shares_and_green_contexts_measured():
+    measured = measured_by("sm-shares")
+    for sharing, _, *shown in rows_of_table(CLUSTER, "## Which multiprocessors"):
+        limits = re.findall(r"[0-9.]+ %", sharing)
+        cell = "resnet50", 8, "mps" if limits else "green-contexts", *(limits or [""])
+        for (measure, scale), text in zip(SM_MEASURES, shown, strict=True):
+            mean, low, high = measured[(*cell, measure)]
+            assert_told((mean, (high - low) / 2), scale, text)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "h200").glob("*.yaml")), ids=lambda path: path.name)
