@@ -378,7 +378,8 @@ class Table:
             found = [self.field(kind, one) for one in value]
         except WrongValueError as reason:
             raise WrongValueError(f"a list, of which every element is {reason}") from None
-        if any(one in found[:place] for place, one in enumerate(found)):
+        repeated = isinstance(kind, str) and self.kinds[kind].get("repeated")
+        if not repeated and any(one in found[:place] for place, one in enumerate(found)):
             raise WrongValueError("a list in which nothing stands twice")
         return found
 

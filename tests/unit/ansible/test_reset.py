@@ -1,6 +1,7 @@
 """What a reset clears on a disk: what the roles made there, and nothing that somebody else keeps beside it."""
 
 import re
+import subprocess
 
 import pytest
 import tree
@@ -63,3 +64,21 @@ def test_a_reset_removes_what_is_ours_and_leaves_what_is_not(reset, machine):
     assert [name for name in ours if (reset / machine / name).exists()] == []
     assert all((reset / machine / name).exists() for name in others)
     assert (reset / machine / "volumes").exists() == (reset / machine / "image").exists() == bool(others)
+
+
+IN_A_NAMESPACE = ("unshare", "--map-root-user", "--mount")
+MOUNTED = 'mkdir -p "$0" && mount -t tmpfs shm "$0" && touch "$0/one" && exec "$@"'
+
+
+@pytest.mark.skipif(
+    subprocess.run([*IN_A_NAMESPACE, "true"], check=False).returncode != 0, reason="no namespaces for mounts here"
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_reset_releases_the_memory_that_mps_mounted(tmp_path, times):
+    root = tmp_path / "mps"
+    play = "- hosts: all\n  gather_facts: false\n  tasks:\n" + times * (
+        "    - {name: Run, ansible.builtin.import_role: {name: device_plugin, tasks_from: reset_mps.yml}}\n"
+    )
+    under = (*IN_A_NAMESPACE, "sh", "-c", MOUNTED, str(root / "shm"))
+    done = tree.play(tmp_path, play, {"one": {}}, {"device_plugin_mps_root": str(root)}, under=under)
+    assert (done.returncode, root.exists()) == (0, False), done.stdout + done.stderr

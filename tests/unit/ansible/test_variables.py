@@ -226,6 +226,11 @@ def test_the_judge_cannot_be_left_out_by_tags(run, skip):
     assert loaded.evaluate_tags(set(run), set(skip), {"ansible_run_tags": run, "ansible_skip_tags": skip})
 
 
+def test_a_list_names_nothing_twice_but_profiles_of_which_several_are_wanted():
+    assert TABLE.read("device_plugin_mig_profiles", ["1g.5gb"] * 7) == ["1g.5gb"] * 7
+    assert refused("crio_pinned_images", ["localhost/a", "localhost/a"])
+
+
 def test_reasons_fit_on_one_line_however_long_the_value():
     (reason,) = refused("crio_pause_image", "x" * 100_000)
     assert len(reason) < 400

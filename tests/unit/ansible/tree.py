@@ -175,17 +175,24 @@ def tasks_of(role: str, file: str) -> str:
 
 
 def play(
-    folder: Path, text: str, hosts: dict[str, Any], given: dict[str, Any], *options: str, **settings: str
+    folder: Path,
+    text: str,
+    hosts: dict[str, Any],
+    given: dict[str, Any],
+    *options: str,
+    under: Iterable[str] = (),
+    **settings: str,
 ) -> subprocess.CompletedProcess[str]:
     """A play run by Ansible as shipped on hosts that are all this machine: variables by host, or a whole inventory.
 
-    given: variables above all others. settings: environment variables beside Ansible's own.
+    given: variables above all others. under: a command that runs it. settings: environment variables beside Ansible's own.
     """
     inventory = hosts if "all" in hosts else {"all": {"hosts": hosts}}
     inventory["all"]["vars"] = {"ansible_connection": "local"}
     for name, content in (("play.yml", text), ("hosts.json", json.dumps(inventory)), ("given.json", json.dumps(given))):
         (folder / name).write_text(content)
     command = [
+        *under,
         sys.executable,
         "-m",
         "ansible",
