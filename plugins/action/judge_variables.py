@@ -267,6 +267,8 @@ class Table:
     ) -> None:
         self.kinds, self.values = kinds, values
         self.roles = {name: role for role, options in specs.items() for name in options}
+        for addon in specs.get("addons", {"addons_names": {"default": ()}})["addons_names"]["default"]:
+            self.roles |= {name: addon for name, role in self.roles.items() if name.startswith(f"{addon}_")}
         self.options = {name: option for options in specs.values() for name, option in options.items()}
 
     def unknown(self, names: Iterator[str] | list[str]) -> Iterator[str]:

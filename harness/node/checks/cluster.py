@@ -153,14 +153,14 @@ def calico_routes_the_pod_network(node: Node) -> Observation:
     return same(f"{node.expected.control_plane_pod_cidr} VXLAN", listed(pools))
 
 
-@here_check("runtime-class/nvidia", "Run the runtime_class role again (--tags runtime_class).")
+@here_check("runtime-class/nvidia", "Run the addons role again (--tags runtime_class).")
 def runtime_class_names_the_handler(node: Node) -> Observation:
     """Pods can ask for the NVIDIA handler."""
     handlers = {name: str(item.get("handler")) for name, item in _named(node, "runtimeclasses").items()}
     return same(node.expected.nvidia_toolkit_handler, handlers.get("nvidia", "none"))
 
 
-@here_check("storage/default-class", "Run the storage role again (--tags storage); claims stay Pending without it.")
+@here_check("storage/default-class", "Run the addons role again (--tags storage); claims stay Pending without it.")
 def one_default_class(node: Node) -> Observation:
     """Exactly one StorageClass is the default."""
     classes = _named(node, "storageclasses")

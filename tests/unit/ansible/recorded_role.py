@@ -9,8 +9,8 @@ from typing import Any
 import tree
 from tree import ROOT
 
-MODULES = ("node_probe", "node_state", "deb_pinned")
-# One action for the three modules: it knows the machine from a file beside it, as the scripts leave it.
+MODULES = ("node_probe", "node_state", "deb_pinned", "kube_objects", "kube_wait")
+# One action for all of them: it knows the machine from a file beside it, as the scripts leave it.
 ACTION = """\
 import json, os
 from pathlib import Path

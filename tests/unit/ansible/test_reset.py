@@ -11,7 +11,7 @@ PLAY = """\
 - hosts: all
   gather_facts: false
   tasks:
-    - {name: Volumes, ansible.builtin.import_role: {name: storage, tasks_from: reset.yml}}
+    - {name: Volumes, ansible.builtin.import_role: {name: addons, tasks_from: reset.yml}}
     - {name: Image, ansible.builtin.import_role: {name: workload_image, tasks_from: reset.yml}}
     - {name: Network, ansible.builtin.import_role: {name: calico, tasks_from: reset_files.yml}}
 """

@@ -7,6 +7,7 @@ from tree import ROLES, ROOT, load
 
 from tests.support.cases import every
 
+ADDONS = ROOT / "roles/addons/defaults/main.yml"
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": float}
 
 
@@ -43,7 +44,8 @@ def test_every_type_fits_the_value_that_the_default_comes_to(role):
 
 @every(ROLES)
 def test_public_names_carry_the_role_and_private_ones_two_underscores(role):
-    assert all(name.startswith(f"{role}_") for name in defaults(role))
+    beginnings = tuple(f"{one}_" for one in (role, *load(ADDONS)["addons_names"] * (role == "addons")))
+    assert all(name.startswith(beginnings) for name in defaults(role))
     private = ROOT / "roles" / role / "vars/main.yml"
     assert all(name.startswith(f"__{role}_") for name in (load(private) if private.exists() else {}))
 

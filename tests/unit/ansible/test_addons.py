@@ -1,0 +1,31 @@
+"""What furnishes the cluster: each is applied with its templates, waited for, and asked about."""
+
+import recorded_role
+import yaml
+
+KUBECTL = """#!/bin/sh
+echo "$*" >> $MACHINE/asked
+case "$*" in *runtimeclass*) printf %s "$(cat $MACHINE/handler 2>/dev/null || echo nvidia)";; esac
+"""
+
+
+def test_each_is_applied_waited_for_and_asked_about(tmp_path):
+    ran = recorded_role.run(tmp_path, "addons", {"one": {}}, {"one": {}}, {"kubectl": KUBECTL}, kepler_power="absent")
+    assert ran.failed == {"one": None}
+    applied = [given["manifest"] for name, given in ran.done["one"] if name == "kube_objects"]
+    kinds = [{(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(text) if one} for text in applied]
+    wanted = [("RuntimeClass", "nvidia"), ("StorageClass", "local-path"), ("Deployment", "metrics-server")]
+    wanted += [("DaemonSet", "node-exporter"), ("Deployment", "kube-state-metrics")]
+    assert [one in found for one, found in zip(wanted, kinds, strict=True)] == [True] * 5
+    assert [("Namespace", "monitoring") in found for found in kinds] == [False, False, False, True, True]
+    waited = [given["workloads"] for name, given in ran.done["one"] if name == "kube_wait"]
+    pods = ["Deployment/local-path-provisioner", "Deployment/metrics-server", "DaemonSet/node-exporter"]
+    assert waited == [[one] for one in [*pods, "Deployment/kube-state-metrics"]]
+    asked = (tmp_path / "one/asked").read_text().splitlines()
+    assert ["runtimeclass nvidia" in asked[0], "apiservice/v1beta1.metrics.k8s.io" in asked[1]] == [True, True]
+
+
+def test_a_runtime_class_of_another_handler_fails(tmp_path):
+    kubectl = KUBECTL.replace("|| echo nvidia", "|| echo other")
+    ran = recorded_role.run(tmp_path, "addons", {"one": {}}, {"one": {}}, {"kubectl": kubectl}, kepler_power="absent")
+    assert ran.failed["one"] is not None
