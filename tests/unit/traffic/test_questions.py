@@ -7,6 +7,7 @@ import pytest
 
 from harness.errors import LoadError
 from harness.traffic import questions as asked
+from harness.traffic.datasets import read_file
 from harness.traffic.protocols import BadAnswerError, body_of, read_whole
 from tests.unit.traffic.engines import LENGTHS, engine
 
@@ -100,4 +101,4 @@ def test_a_file_that_holds_no_requests_is_said(tmp_path, name, text, message):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(LoadError, match=message):
-        asked.read_file(tmp_path / name)
+        read_file(tmp_path / name)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from harness.errors import LoadError
 from harness.traffic import questions as asked
 from harness.traffic.protocols import UNKNOWN
-from harness.traffic.questions import Texts
+from harness.traffic.texts import Texts
 from tests.support import local_tokenizers
 from tests.unit.traffic.engines import engine
 
