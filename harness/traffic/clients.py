@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 
 from harness.errors import LoadError
 from harness.spec.server import Protocol, ServerSpec
-from harness.traffic.http_client import BrokenAnswerError, HttpConnection, head_of
+from harness.traffic.framing import Event, Framing, Received, WholeBody, framing_of
+from harness.traffic.http_answer import AnswerHead, BrokenAnswerError, DroppedError, ForeignAnswerError
+from harness.traffic.http_client import HttpConnection, head_of, request_of
 from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, counted, read_whole
 from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
 
@@ -22,6 +24,9 @@ HIDDEN = "(key)"
 _URL_SAFE = str.maketrans("+/", "-_")
 _TELLING_LETTERS = 4
 _MOST_SAID = 300
+_BEGIN_BYTES = 80
+_REDIRECTIONS = range(300, 400)
+_TOO_MANY = 429
 
 
 class Client(ABC):
@@ -67,11 +72,11 @@ class ServerClient(Client):
                 await self._ask(question, exchange)
         except TimeoutError:
             exchange.status, exchange.said = UNANSWERED, f"no whole answer within {self._server.request_timeout_s:g} s"
-        except BadAnswerError as error:
+        except (BadAnswerError, ForeignAnswerError) as error:
             exchange.status, exchange.said = BAD_ANSWER, str(error)
         except (OSError, BrokenAnswerError) as error:
             exchange.status, exchange.said = BROKEN, str(error)
-        exchange.end_ns = time.perf_counter_ns()
+        exchange.end_ns = exchange.end_ns or time.perf_counter_ns()
         if exchange.status == OK and exchange.input_tokens == UNKNOWN:
             exchange.input_tokens = question.input_tokens
         if exchange.said:  # a server may repeat the key that it does not take, and what it says is written down
@@ -108,17 +113,35 @@ class HttpClient(ServerClient):
         await asyncio.sleep(0)  # the loop lets go of them in its next turn
 
     async def _ask(self, question: Question, exchange: Exchange) -> None:
-        body = body_of(self._server, question)
+        request = request_of(self._head, body_of(self._server, question))
+        reply = _Reply(self._server, self._success, exchange, self._key)
         connection = await self._connection()
         try:
             exchange.sent_ns = time.perf_counter_ns()
-            await connection.send(self._head, body)
-            await self._read(connection, exchange)
+            head = await self._answer(connection, request, reply)
+        except DroppedError:
+            if connection.requests == 1:
+                raise
+            # The server had closed it while it was idle, and the request has crossed with that.
+            exchange.repeated += 1
+            connection = await HttpConnection.open(*self._address, self._tls)
+            head = await self._answer(connection, request, reply)
+        if head.status == self._success:
+            reply.end(head)
+            exchange.end_ns = max(reply.arrived_ns or connection.arrived_ns, exchange.sent_ns)
+        else:
+            exchange.status = head.status if head.status != OK else BAD_ANSWER
+            exchange.said = refusal(head, reply.body(head))
+
+    async def _answer(self, connection: HttpConnection, request: bytes, reply: _Reply) -> AnswerHead:
+        """Of one request; the connection is kept or closed."""
+        try:
+            return await connection.ask(request, reply.take)
         finally:
-            if connection.reusable:
-                self._idle.append(connection)
-            else:
+            if connection.stale:
                 connection.close()
+            else:
+                self._idle.append(connection)
 
     async def _connection(self) -> HttpConnection:
         while self._idle:
@@ -128,24 +151,70 @@ class HttpClient(ServerClient):
             connection.close()
         return await HttpConnection.open(*self._address, self._tls)
 
-    async def _read(self, connection: HttpConnection, exchange: Exchange) -> None:
-        status, pieces = await connection.receive()
-        if status == self._success and self._server.streams:
-            stream = EventStream()
-            async for piece in pieces:
-                arrived_ns = connection.arrived_ns
-                exchange.token_ns += [arrived_ns for _ in stream.feed(piece)]
-            counts = stream.end()
+
+class _Reply:
+    """One answer: the events of a stream as they arrive, the body of any other at its end."""
+
+    def __init__(self, server: ServerSpec, success: int, exchange: Exchange, key: str) -> None:
+        self._server, self._success, self._exchange, self._key = server, success, exchange, key
+        self._framing: Framing | None = None
+        self._begin = b""
+        self.arrived_ns = 0
+        """When the last event did."""
+        self._stream = EventStream()
+
+    def take(self, head: AnswerHead, pieces: list[bytes], arrived_ns: int) -> None:
+        """Some of its body. Raises BadAnswerError."""
+        if self._framing is None:
+            self._framing = self._framing_of(head, pieces[0])
+            self._begin = pieces[0]
+        for piece in pieces:
+            self._hand_over(self._framing.feed(piece, arrived_ns))
+
+    def end(self, head: AnswerHead) -> None:
+        """It is whole, and its status is that of success: write down what it says. Raises BadAnswerError."""
+        if self._server.streams:
+            framing = self._framing or self._framing_of(head, b"")
+            self._hand_over(framing.end())
+            begin, cut = self._without_key(self._begin)[:_BEGIN_BYTES], self._without_key(framing.cut)
+            counts = self._stream.end(Received(head, framing.kind, begin, cut))
         else:
-            body = b"".join([piece async for piece in pieces])
-            if self._key:
-                body = without_key(body.decode(errors="surrogateescape"), self._key).encode(errors="surrogateescape")
-            if status != self._success:
-                exchange.status = status if status != OK else BAD_ANSWER
-                exchange.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())}"
-                return
-            counts = read_whole(self._server, body)
+            counts = read_whole(self._server, self.body(head))
+        exchange = self._exchange
         exchange.status, (exchange.input_tokens, exchange.output_tokens) = OK, counts
+
+    def body(self, head: AnswerHead) -> bytes:
+        """The whole body of an answer that is no stream."""
+        (event,) = (self._framing or self._framing_of(head, b"")).end()
+        self.arrived_ns = event.arrived_ns
+        return self._without_key(event.data)
+
+    def _without_key(self, data: bytes) -> bytes:
+        """What is quoted of it may be cut where a key could no longer be told."""
+        if not self._key:
+            return data
+        return without_key(data.decode(errors="surrogateescape"), self._key).encode(errors="surrogateescape")
+
+    def _framing_of(self, head: AnswerHead, begin: bytes) -> Framing:
+        streams = self._server.streams and head.status == self._success
+        return framing_of(head, begin) if streams else WholeBody()
+
+    def _hand_over(self, events: list[Event]) -> None:
+        for event in events:
+            self.arrived_ns = event.arrived_ns
+            if self._stream.take(event):
+                self._exchange.token_ns.append(event.arrived_ns)
+
+
+def refusal(head: AnswerHead, body: bytes) -> str:
+    """A status that is none of success, for people: with where it sends one, or when to come again."""
+    said = f"HTTP {head.status}"
+    if head.status in _REDIRECTIONS:
+        said += f", which is not followed: it leads to {head.headers.get('location', 'no Location that it names')}"
+    elif head.status == _TOO_MANY:
+        after = head.headers.get("retry-after")
+        said += ", rate limited" + (f" (Retry-After: {after})" if after else "")
+    return f"{said}: {' '.join(body.decode(errors='replace').split())}"
 
 
 class OwnClient(typing.Protocol):

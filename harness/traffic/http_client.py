@@ -1,7 +1,7 @@
-"""HTTP/1.1 over connections that stay open: one request, and its answer's body in the pieces in which it arrives.
+"""Connections to a server over HTTP/1.1: one request at a time, and when each byte of its answer arrived.
 
-Own code and not a library's: the base installation has no asynchronous client, and the time of a token is the time at
-which its piece is read.
+The sockets are our own: the time of a token is the time at which the kernel had it, and neither a proxy that the environment
+names nor a redirect gets in between.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import SupportsIndex
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from harness.traffic.http_answer import AnswerHead, AnswerParser, BrokenAnswerError, ForeignAnswerError
 
 NS_PER_S = 1_000_000_000
 _PIECE_BYTES = 1 << 16
-_MOST_LINE_BYTES = 1 << 16
 _TIMESTAMPS = 35
 """SO_TIMESTAMPNS of Linux, and the kind of what it adds to the data: the socket module has no name for it."""
 _STAMP = struct.Struct("qq")
 _SAID_BYTES = socket.CMSG_SPACE(_STAMP.size)
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNSUPPORTED_PROTOCOL"})
+"""What OpenSSL calls an answer that is none of its own."""
+_OF_THE_LENGTH = frozenset({"content-length", "transfer-encoding"})
+"""Say how long a body is, which only who sends it knows."""
 
-
-class BrokenAnswerError(Exception):
-    """The answer is no HTTP, or ended too early."""
+Take = Callable[[AnswerHead, list[bytes], int], None]
+"""Takes pieces of an answer's body, and when the last of them arrived by ``time.perf_counter_ns``; what it raises ends the request."""
 
 
 class StampedSocket(socket.socket):
@@ -36,7 +40,7 @@ class StampedSocket(socket.socket):
     """
 
     arrived_ns = 0
-    """Of the last of it, by ``time.perf_counter_ns``; 0: nothing was read in this way, as over TLS."""
+    """Of the last of it, by ``time.perf_counter_ns``; 0: nothing was read yet."""
 
     def __init__(self, family: int, kind: int, number: int) -> None:
         super().__init__(family, kind, number)
@@ -46,128 +50,123 @@ class StampedSocket(socket.socket):
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         """What asyncio reads with."""
-        data, said, _, _ = self.recvmsg(size, _SAID_BYTES, flags)
-        arrived_ns = read_ns = time.perf_counter_ns()  # it says nothing until it has begun to look at the clock
+        data, said, _, _ = self.recvmsg(min(size, _PIECE_BYTES), _SAID_BYTES, flags)
+        self._note(said)
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """What asyncio reads with below TLS."""
+        size, said, _, _ = self.recvmsg_into([memoryview(buffer)[: nbytes or None]], _SAID_BYTES, flags)
+        self._note(said)
+        return size
+
+    def _note(self, said: list[tuple[int, int, bytes]]) -> None:
+        arrived_ns = read_ns = time.perf_counter_ns()  # the kernel says nothing until it has begun to look at the clock
         for _, kind, stamp in said:
             if kind == _TIMESTAMPS:
                 seconds, rest_ns = _STAMP.unpack(stamp)
                 arrived_ns = seconds * NS_PER_S + rest_ns - time.time_ns() + time.perf_counter_ns()
         # Whatever happens to the system's clock: neither after it was read nor before what came before.
         self.arrived_ns = max(self.arrived_ns, min(arrived_ns, read_ns))
-        return data
 
 
-class StampedReader(asyncio.StreamReader):
-    """Remembers when something arrived; where the socket cannot say it, when the loop received it."""
+class HttpConnection(asyncio.Protocol):
+    """One connection, for one request at a time.
 
-    arrived_ns = 0
-    socket: StampedSocket | None = None
+    An answer is parsed where it is received, without a task that would have to be woken for each piece of it.
+    """
 
-    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        """Take what the loop has received."""
-        self.arrived_ns = (self.socket and self.socket.arrived_ns) or time.perf_counter_ns()
-        super().feed_data(data)
-
-
-class HttpConnection:
-    """One connection, for one request at a time."""
-
-    def __init__(self, reader: StampedReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
-        self.reusable = False
-        """The last answer was read to its end, and the server keeps the connection open."""
+    def __init__(self, socket: StampedSocket) -> None:
+        self.requests = 0
+        """Sent over it."""
+        self.stale = False
+        """It is closed, or is about to be: nothing more can be asked over it."""
+        self._socket = socket
+        self._transport: asyncio.Transport
+        self._parser = AnswerParser()
+        self._take: Take
+        self._whole: asyncio.Future[AnswerHead] | None = None
 
     @staticmethod
     async def open(host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpConnection:
-        """Connect; ``tls``: what to trust, None: without TLS. Raises OSError."""
+        """Connect; ``tls``: what to trust, None: without TLS. Raises OSError, or ForeignAnswerError where its TLS is not ours."""
         loop = asyncio.get_running_loop()
-        reader = StampedReader(limit=_MOST_LINE_BYTES, loop=loop)
-        reader.socket = await _connected(loop, host, port)
-        transport, protocol = await loop.create_connection(
-            lambda: asyncio.StreamReaderProtocol(reader),
-            sock=reader.socket,
-            ssl=tls,
-            server_hostname=host if tls else None,
-        )
-        return HttpConnection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+        connected = await _connected(loop, host, port)
+        try:
+            _, connection = await loop.create_connection(
+                lambda: HttpConnection(connected), sock=connected, ssl=tls, server_hostname=host if tls else None
+            )
+        except ssl.SSLError as error:
+            raise tls_error(error, host, port) from error
+        return connection
+
+    async def ask(self, request: bytes, take: Take) -> AnswerHead:
+        """Send a request now and return when its answer is whole, all of which ``take`` was given.
+
+        Raises OSError, BrokenAnswerError, or what ``take`` raises.
+        """
+        self._parser.begin()
+        self._take = take
+        self.requests += 1
+        self._whole = asyncio.get_running_loop().create_future()
+        if self.stale:
+            self.connection_lost(None)
+        self._transport.write(request)
+        try:
+            return await self._whole
+        finally:
+            self._whole = None
+            self.stale |= not self._parser.keeps_open or not self._parser.complete or self._unsent
 
     @property
     def arrived_ns(self) -> int:
-        """When the last of what there is to read arrived; of ``time.perf_counter_ns``."""
-        return self._reader.arrived_ns
-
-    @property
-    def stale(self) -> bool:
-        """The server closed it while it was idle."""
-        return self._reader.at_eof()
-
-    async def send(self, head: bytes, body: bytes) -> None:
-        """Write one request. Raises OSError."""
-        self.reusable = False
-        self._writer.write(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
-        await self._writer.drain()
-
-    async def receive(self) -> tuple[int, AsyncIterator[bytes]]:
-        """Status of the answer, and the pieces of its body. Raises OSError or BrokenAnswerError, here or in a piece."""
-        line = await self._line()
-        version, _, rest = line.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-            raise BrokenAnswerError(f"the answer is no HTTP: {line[:60]!r}")
-        headers: dict[str, str] = {}
-        while line := await self._line():
-            name, _, value = line.partition(":")
-            headers[name.strip().lower()] = value.strip().lower()
-        keep = "close" not in headers.get("connection", "") and version != "HTTP/1.0"
-        if "chunked" in headers.get("transfer-encoding", ""):
-            return int(rest[:3]), self._chunks(keep=keep)
-        length = headers.get("content-length", "")
-        return int(rest[:3]), self._plain(int(length), keep=keep) if length.isdigit() else self._until_closed()
+        """When the last of what was read arrived; of ``time.perf_counter_ns``."""
+        return self._socket.arrived_ns
 
     def close(self) -> None:
         """Close at once."""
-        with contextlib.suppress(OSError, RuntimeError):
-            self._writer.close()
+        self.stale = True
+        self._transport.abort()
 
-    async def _line(self) -> str:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Of asyncio's protocols; so are the others."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse it, and hand on what is of the body."""
+        waiting = self._whole
+        if waiting is None or waiting.done():
+            self.close()  # nothing was asked
+            return
+        parser = self._parser
         try:
-            line = await self._reader.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            raise BrokenAnswerError("the connection closed before the answer was whole") from error
-        except asyncio.LimitOverrunError as error:
-            raise BrokenAnswerError("a line of the answer is too long") from error
-        return line.rstrip(b"\r\n").decode("latin-1")
+            pieces = parser.feed(data)
+            if pieces and parser.head is not None:
+                self._take(parser.head, pieces, self._socket.arrived_ns)
+        except Exception as error:  # noqa: BLE001 - raised where the answer is waited for
+            waiting.set_exception(error)
+            return
+        if parser.complete and parser.head is not None:
+            waiting.set_result(parser.head)
 
-    async def _chunks(self, *, keep: bool) -> AsyncIterator[bytes]:
-        while True:
-            line = await self._line()
-            try:
-                size = int(line.split(";")[0], 16)
-            except ValueError as error:
-                raise BrokenAnswerError("the answer's chunks are broken") from error
-            if size == 0:
-                while await self._line():
-                    pass
-                self.reusable = keep
-                return
-            try:
-                piece = await self._reader.readexactly(size + 2)
-            except asyncio.IncompleteReadError as error:
-                raise BrokenAnswerError("the connection closed before the answer was whole") from error
-            yield piece[:-2]
+    def connection_lost(self, error: Exception | None) -> None:
+        """It is closed, by whomever."""
+        self.stale = True
+        waiting, parser = self._whole, self._parser
+        if waiting is None or waiting.done():
+            return
+        try:
+            parser.end()
+        except BrokenAnswerError as broken:
+            broken.__cause__ = error
+            waiting.set_exception(broken)
+        else:
+            waiting.set_result(cast("AnswerHead", parser.head))
 
-    async def _plain(self, length: int, *, keep: bool) -> AsyncIterator[bytes]:
-        while length:
-            piece = await self._reader.read(min(length, _PIECE_BYTES))
-            if not piece:
-                raise BrokenAnswerError("the connection closed before the answer was whole")
-            length -= len(piece)
-            yield piece
-        self.reusable = keep
-
-    async def _until_closed(self) -> AsyncIterator[bytes]:
-        while piece := await self._reader.read(_PIECE_BYTES):
-            yield piece
+    @property
+    def _unsent(self) -> bool:
+        """The server answered before it had read the whole request."""
+        return self._transport.get_write_buffer_size() > 0
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> StampedSocket:
@@ -185,15 +184,47 @@ async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> S
             raise
         else:
             return connected
+    if isinstance(refused, ConnectionRefusedError):
+        raise ConnectionRefusedError(f"nobody listens on {authority(host, port)}") from refused
     raise refused
 
 
+def tls_error(error: ssl.SSLError, host: str, port: int) -> ForeignAnswerError | OSError:
+    """What a failed handshake means."""
+    where = authority(host, port)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        said = error.verify_message.rstrip(".")
+        return ForeignAnswerError(
+            f"the certificate of {where} is not trusted: {said}; name its authority's file in SSL_CERT_FILE"
+        )
+    if error.reason in _NO_TLS:
+        return ForeignAnswerError(f"the server at {where} does not speak TLS: ask it at http://")
+    return OSError(f"no TLS with {where}: {error.reason or error}")
+
+
+def authority(host: str, port: int) -> str:
+    """As in an address; IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def head_of(method: str, target: str, address: tuple[str, int], headers: Mapping[str, str]) -> bytes:
-    """A request up to its length. Raises ValueError for a header that would end early."""
-    host = f"[{address[0]}]" if ":" in address[0] else address[0]
-    lines = {"Host": f"{host}:{address[1]}", "Content-Type": "application/json", "Accept": "*/*", **headers}
+    """A request up to its length; headers given replace ours, whatever their case. Raises ValueError for one that would end early."""
+    ours = {
+        "Host": authority(*address),
+        "Content-Type": "application/json",
+        "Accept": "*/*",
+        "Accept-Encoding": "identity",
+    }
+    theirs = {name: value for name, value in headers.items() if name.lower() not in _OF_THE_LENGTH}
+    given = {name.lower() for name in theirs}
+    lines = {**{name: value for name, value in ours.items() if name.lower() not in given}, **theirs}
     if any("\r" in text or "\n" in text for pair in lines.items() for text in pair):
         raise ValueError("a header of the requests holds a line break")
     return "".join(
         [f"{method} {target} HTTP/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in lines.items())]
     ).encode()
+
+
+def request_of(head: bytes, body: bytes) -> bytes:
+    """All that is sent."""
+    return b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body)

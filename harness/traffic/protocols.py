@@ -7,11 +7,12 @@ were (``usage``), its numbers are taken for the counts; times are always the cli
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from harness.spec.server import Protocol, ServerSpec
+from harness.traffic.framing import Event, Received
 
 UNKNOWN = -1
 IMAGE, AUDIO = "{image}", "{audio}"
@@ -101,30 +102,27 @@ def read_whole(engine: ServerSpec, body: bytes) -> Counts:
 
 
 class EventStream:
-    """Server-sent events of OpenAI's protocols, whatever pieces they arrive in."""
+    """The events of an answer of OpenAI's protocols."""
 
     def __init__(self) -> None:
         self._pieces = 0
         self._finished = False
         self._usage: dict[str, Any] = {}
-        self._rest = b""
 
-    def feed(self, piece: bytes) -> Iterator[None]:
-        """Take what arrived; yields once for every piece of text in it. Raises BadAnswerError."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                data = line[5:].strip()
-                if data == b"[DONE]":
-                    self._finished = True
-                elif data and self._has_text(_object(data)):
-                    self._pieces += 1
-                    yield
+    def take(self, event: Event) -> bool:
+        """Whether the event carries text. Raises BadAnswerError."""
+        if event.data == b"[DONE]":
+            self._finished = True
+            return False
+        has_text = bool(event.data.strip()) and self._has_text(_object(event.data))
+        self._pieces += has_text
+        return has_text
 
-    def end(self) -> Counts:
+    def end(self, received: Received) -> Counts:
         """The server's counts, else the pieces with text. Raises BadAnswerError when it was cut or held no text."""
         if not self._finished:
-            raise BadAnswerError("the stream ended before it was finished")
+            cut = received.cut and f"its last event was complete: {received.cut[:80]!r}"
+            raise BadAnswerError(f"the stream ended before {cut or 'it was finished'}")
         if not self._pieces:
             raise BadAnswerError("the stream held no text")
         of_input, of_output = counted(self._usage)

@@ -45,7 +45,8 @@ def nearest_rank(count: int, quantile: float) -> int:
 class Exchange:
     """A request to the server of index ``target``, and what became of it; times are of ``time.perf_counter_ns``.
 
-    ``token_ns`` has the arrival of each piece of text of a stream; ``said`` is why it failed, for people.
+    ``token_ns`` has the arrival of each piece of text of a stream; ``said`` is why it failed, for people. ``repeated``: how
+    often it was sent again over a fresh connection, because the server had closed the one that was kept.
     """
 
     intended_ns: int
@@ -57,6 +58,7 @@ class Exchange:
     output_tokens: int = NONE
     said: str = ""
     target: int = 0
+    repeated: int = 0
 
     @property
     def send_error_ns(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 from harness.extras import EXTRA_OF, absent, advice_on
 from tests.unit.results.synthetic import Shape, write_experiment
 
-ABSENT = [*EXTRA_OF, "ansible", "uvloop", "httptools", "pytest", "transformers"]
+ABSENT = [*EXTRA_OF, "ansible", "uvloop", "pytest", "transformers"]
 BARE = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}));"
 EVERY_MODULE = """
 import importlib, pkgutil, harness

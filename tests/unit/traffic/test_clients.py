@@ -12,12 +12,16 @@ import pytest
 from harness.replica.errors import LoadError
 from harness.traffic import http_client
 from harness.traffic.clients import HttpClient, request_headers, without_key
-from harness.traffic.http_client import HttpConnection, StampedReader, StampedSocket
+from harness.traffic.framing import Event, Received
+from harness.traffic.http_answer import AnswerHead
+from harness.traffic.http_client import StampedSocket
 from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
 from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
 from tests.support.fake_streaming_server import Server
+from tests.support.raw_server import RawServer, whole
 from tests.unit.traffic.engines import HOST, chat, engine
 
+RECEIVED = Received(AnswerHead(200, {}), "events")
 QUESTION = Question(output_tokens=5, prompt="the sun")
 
 
@@ -64,27 +68,35 @@ def test_times_are_those_of_the_server_and_never_less():
     assert exchange.latency_ns >= (0.02 + 4 * 0.01) * 1e9
 
 
-def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
-    async def read():
-        reader = StampedReader()
-        reader.feed_data(b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": [{"text": "a"}]}\n\n' + b"data: [DONE]\n\n")
-        reader.feed_eof()
-        arrived_ns, exchange = time.perf_counter_ns(), Exchange(0)
-        await HttpClient(engine(protocol="openai-completions"), 1, HOST)._read(HttpConnection(reader, None), exchange)
-        return arrived_ns, exchange
+def be_busy():
+    """When there is time to read again."""
+    time.sleep(0.2)
+    return time.perf_counter_ns()
 
-    arrived_ns, exchange = asyncio.run(read())
+
+def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
+    async def read(server):
+        asker = HttpClient(engine(protocol="openai-completions"), server.port, HOST)
+        asking = asyncio.ensure_future(asker.ask(QUESTION, Exchange(time.perf_counter_ns())))
+        await asyncio.to_thread(server.asked.wait)
+        read_ns = be_busy()
+        exchange = await asking
+        await asker.close()
+        return read_ns, exchange
+
+    with RawServer(whole(b'data: {"choices": [{"text": "a"}]}\n\ndata: [DONE]\n\n')) as server:
+        read_ns, exchange = asyncio.run(read(server))
     assert exchange.status == OK
-    assert 0 < exchange.token_ns[0] <= arrived_ns
+    assert exchange.sent_ns < exchange.token_ns[0] == exchange.end_ns < read_ns - 0.1e9
 
 
 def test_pieces_count_where_the_server_counts_no_tokens():
     (exchange,) = asked_of(Server(), engine(protocol="openai-completions"))
     assert exchange.output_tokens == 5
     stream = EventStream()
-    assert len(list(stream.feed(b'data: {"choices": [{"text": "a"}]}\n\nda'))) == 1
-    assert len(list(stream.feed(b'ta: {"choices": [{"text": "b", "finish_reason": "stop"}]}\r\n\r\n'))) == 1
-    assert stream.end() == (UNKNOWN, 2)
+    assert stream.take(Event(b'{"choices": [{"text": "a"}]}', 1))
+    assert stream.take(Event(b'{"choices": [{"text": "b", "finish_reason": "stop"}]}', 2))
+    assert stream.end(RECEIVED) == (UNKNOWN, 2)
 
 
 def test_without_a_stream_there_are_counts_and_no_times_of_tokens():
@@ -192,17 +204,17 @@ def test_bodies_are_filled_in():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"data: nothing\n\n", "no JSON"),
-        (b"data: [1]\n\n", "no JSON"),
+        (b"nothing", "no JSON"),
+        (b"[1]", "no JSON"),
         (b"", "the stream"),
-        (b'data: {"choices": [{"text": "a"}]}\n\n', "the stream"),
-        (b"data: [DONE]\n\n", "the stream"),
+        (b'{"choices": [{"text": "a"}]}', "the stream"),
+        (b"[DONE]", "the stream"),
     ],
 )
 def test_a_stream_of_no_objects_or_one_that_is_cut_or_empty_is_a_bad_answer(data, message):
     stream = EventStream()
     with pytest.raises(BadAnswerError, match=message):
-        (list(stream.feed(data)), stream.end())
+        (stream.take(Event(data, 1)), stream.end(RECEIVED))
 
 
 @pytest.mark.parametrize("settings", [engine, chat], ids=["whole", "stream"])
