@@ -62,7 +62,7 @@ def test_the_kubeconfig_is_its_owner_s_alone_and_no_administrator_s(furnished):
     assert path.stat().st_mode & 0o777 == 0o600
     assert set(content["users"][0]["user"]) == {"token"}
     assert content["contexts"][0]["context"]["namespace"] == "inference"
-    expires_in_s = module("account_kubeconfig").remaining_s(content["users"][0]["user"]["token"], time.time())
+    expires_in_s = module("kubeconfig").remaining_s(content["users"][0]["user"]["token"], time.time())
     assert MONTH_S - 600 < expires_in_s <= MONTH_S
 
 

@@ -9,7 +9,7 @@ import pytest
 import tree
 from fake_module import Failed, FakeModule, ended
 
-module = tree.module("account_kubeconfig")
+module = tree.module("kubeconfig")
 ADMIN = {
     "clusters": [
         {"name": "kubernetes", "cluster": {"server": "https://192.0.2.1:6443", "certificate-authority-data": "Y2E="}}
@@ -33,7 +33,7 @@ def run(monkeypatch, path, *, admin=ADMIN, code=0, check_mode=False, life_s=TTL_
         return code, token(int(time.time()) + life_s) + "\n", "serviceaccounts not found"
 
     params = {"path": str(path), "owner": getpass.getuser(), "account": "harness", "namespace": "inference"}
-    fake = FakeModule(answer, check_mode=check_mode, **params, ttl_s=TTL_S, kubeconfig=__file__, kubectl="kubectl")
+    fake = FakeModule(answer, check_mode=check_mode, **params, ttl_s=TTL_S, source=__file__, kubectl="kubectl")
     return ended(monkeypatch, module, fake), [words[3] for words in fake.commands]
 
 

@@ -110,7 +110,7 @@ def test_repositories_and_files_are_asked_for_through_the_proxy(proxy):
     urls, _ = probe.answers(["http://repository.invalid/Release", "http://mirror.invalid/Release"], 5)
     assert urls["http://repository.invalid/Release"] == "ok"
     assert urls["http://mirror.invalid/Release"].startswith("cannot be reached")
-    assert fetched.fetched("http://files.invalid/a.yaml", SUM, 5) == CONTENT
+    assert fetched.fetched("http://files.invalid/a.yaml", SUM) == CONTENT
     assert proxy.asked == ["http://repository.invalid/Release", "http://files.invalid/a.yaml"]
 
 
@@ -126,9 +126,8 @@ def fetch(monkeypatch, folder, proxy, **changes):
             os.replace(new, old)  # noqa: PTH105 - as AnsibleModule's
 
     files = [{"name": "a.yaml", "url": "http://u:p@files.invalid/a.yaml", "sha256": SUM}]
-    given = {"folder": str(folder), "files": files, "mirror": "", "attempts": 2, "timeout_s": 5, "proxy": proxy.told}
+    given = {"folder": str(folder), "files": files, "mirror": "", "proxy": proxy.told}
     fake = Fake(check_mode=changes.pop("check_mode", False), **given | changes)
-    monkeypatch.setattr(fetched, "RETRY_S", 0)
     return ended(monkeypatch, fetched, fake)
 
 
@@ -158,7 +157,7 @@ PLAY = """\
   tasks:
     - {name: Write, node_state: {files: [{path: "{{ folder }}/d/env", mode: "0600", secret: "{{ http_proxy }}"}]}}
     - {name: Ask, node_probe: {urls: ["http://repository.invalid/"], proxy: {http_proxy: "{{ http_proxy }}"}, urls_timeout_s: 5}}
-    - {name: Fetch, files_fetched: {folder: "{{ folder }}", files: [{name: a, url: "http://x.invalid/a", sha256: "0"}], attempts: 1,
+    - {name: Fetch, files_fetched: {folder: "{{ folder }}", files: [{name: a, url: "http://x.invalid/a", sha256: "0"}],
                                     proxy: {http_proxy: "{{ http_proxy }}"}}}
 """
 

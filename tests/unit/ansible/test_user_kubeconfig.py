@@ -7,7 +7,7 @@ import pytest
 import tree
 from fake_module import Failed, FakeModule, ended
 
-module = tree.module("user_kubeconfig")
+module = tree.module("kubeconfig")
 YAML = """\
 apiVersion: v1
 clusters:
@@ -36,7 +36,7 @@ def run(home, monkeypatch):
     def once(state="present", *, check_mode=False):
         """Whether the module changed something, and the name that it speaks of."""
         paths = {"path": str(home / "config"), "source": str(home.parents[1] / "admin.conf")}
-        fake = FakeModule(check_mode=check_mode, owner=getpass.getuser(), state=state, **paths)
+        fake = FakeModule(check_mode=check_mode, owner=getpass.getuser(), state=state, account="", **paths)
         result = ended(monkeypatch, module, fake)
         return result["changed"], result["kept"].removeprefix(f"{home}/")
 
@@ -144,5 +144,5 @@ def test_a_machine_without_a_cluster_can_be_checked_and_has_nothing_to_remove(ho
 
 def test_a_reset_asks_whose_it_is_while_the_cluster_s_authority_is_there():
     tasks = tree.load(tree.ROOT / "roles/control_plane/tasks/reset.yml")
-    own = next(number for number, task in enumerate(tasks) if "user_kubeconfig" in task)
+    own = next(number for number, task in enumerate(tasks) if "kubeconfig" in task)
     assert own < next(number for number, task in enumerate(tasks) if "ansible.builtin.command" in task)
