@@ -19,7 +19,9 @@ from typing import Any
 
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
+from ansible.release import __version__ as ansible_version
 
+OLDEST_ANSIBLE = (2, 19)
 ROLES = Path(__file__).parents[2] / "roles"
 BYTES = {
     "": 1,
@@ -432,8 +434,28 @@ def ended(given: Mapping[str, Any], today: dt.date) -> list[str]:
     ]
 
 
+def too_old(version: str) -> Iterator[str]:
+    """The reason against an Ansible that lacks what the roles use; looked at first, for the rest of the judge would fail on it."""
+    if tuple(map(int, version.split(".")[:2])) < OLDEST_ANSIBLE:
+        yield (
+            f"This is ansible-core {version}, and these playbooks need 2.19 or newer (2.19 runs on Python 3.11, later ones need 3.12)."
+            " Get it beside this one, with nothing else: python3 -m venv ~/ansible && ~/ansible/bin/pip install 'ansible-core>=2.19';"
+            " then run ~/ansible/bin/ansible-playbook."
+        )
+
+
+def knows_sudo_rs() -> bool:
+    """Whether this Ansible recognises how sudo-rs asks for a password, which puts words of its own around those that are wanted."""
+    from ansible.plugins.loader import become_loader, shell_loader
+
+    sudo = become_loader.get("sudo")
+    sudo.set_options(direct={"become_pass": "-"})
+    (prompt,) = re.findall(r'-p "([^"]*)"', sudo.build_become_command("true", shell_loader.get("sh")))
+    return bool(sudo.check_password_prompt(f"[sudo: {prompt}] Password: ".encode()))
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
-    """Judges the variables of the host it runs for; talks to no machine."""
+    """Judges the variables of the host it runs for; talks to the machine only where its sudo wants a password."""
 
     _requires_connection = False
 
@@ -447,6 +469,21 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         paths = sorted(ROLES.glob("*/meta/argument_specs.yml"))
         specs = {path.parts[-3]: self.load(path)["argument_specs"]["main"]["options"] for path in paths}
         return Table(table["__preflight_kinds"], table["__preflight_values"], specs)
+
+    def misunderstood(self, task_vars: Mapping[str, Any]) -> Iterator[str]:
+        """The reason against a sudo whose question for a password this Ansible would wait for in vain."""
+        passwords = ("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+        given = self._play_context.become_pass or any(task_vars.get(name) for name in passwords)
+        if not given or task_vars.get("ansible_become_method", "sudo") != "sudo" or knows_sudo_rs():
+            return
+        sudo = task_vars.get("ansible_become_exe", "sudo")
+        said = self._low_level_execute_command(f"id -u; {sudo} --version", sudoable=False)["stdout"].split()
+        if said[:1] != ["0"] and "sudo-rs" in said:
+            yield (
+                f"sudo there is sudo-rs, and ansible-core {ansible_version} does not recognise how it asks for a password. Set ansible_become_exe"
+                " to sudo.ws where that is there (Ubuntu keeps the other sudo under this name), let the user become root without a"
+                " password (NOPASSWD in /etc/sudoers.d), or take an ansible-core that knows sudo-rs."
+            )
 
     def reasons(self, task_vars: Mapping[str, Any], given: dict[str, Any]) -> Iterator[str]:
         """Every reason not to go on; puts the value of every variable into given."""
@@ -494,7 +531,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         super().run(tmp, task_vars)
         variables = task_vars or {}
         given: dict[str, Any] = {}
-        reasons = list(self.reasons(variables, given))
+        reasons = list(too_old(ansible_version)) or [*self.misunderstood(variables), *self.reasons(variables, given)]
         if not reasons:
             today = dt.datetime.now(dt.UTC).date()
             return {"changed": False, "warnings": ended(given, today)}

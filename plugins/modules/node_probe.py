@@ -28,7 +28,8 @@ short_description: Reads the state of a machine in one call and changes nothing
 description:
   - One module call instead of a dozen C(stat), C(slurp) and C(command) tasks.
   - With O(machine=true) the result also becomes C(ansible_facts.node), and the action plugin of this name adds C(clock_apart_s),
-    how far the machine's clock is at least from that of the machine that runs Ansible.
+    how far the machine's clock is at least from that of the machine that runs Ansible. It also takes C(networks), a dictionary of
+    networks by name, and answers C(probe.inside), the machine's addresses in each.
 options:
   machine: {description: Read the machine itself (OS memory cgroup swap GPU clock) into ansible_facts.node.,
             type: bool, default: false}
@@ -167,21 +168,36 @@ def secure_boot() -> bool:
 
 
 # Interfaces that a cluster makes: their addresses are other machines' too.
-CLUSTER_INTERFACES = ("lo", "cali", "vxlan.", "kube-", "cni", "tunl", "flannel", "docker", "nodelocaldns")
+CLUSTER_INTERFACES = re.compile(r"lo|cali.*|vxlan\..*|kube-.*|cni\d+|tunl\d+|flannel.*|cilium.*|docker.*|nodelocaldns")
 SIOCGIFADDR = 0x8915
+UP, GLOBAL = 0x1, "00"
 
 
-def addresses() -> list[str]:
-    """The first IPv4 address of every interface of the machine itself."""
-    found = []
+def interfaces() -> dict[str, str]:
+    """The first IPv4 address of every interface of the machine itself that has one."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            if name.startswith(CLUSTER_INTERFACES):
+            if CLUSTER_INTERFACES.fullmatch(name):
                 continue
             with suppress(OSError):  # it has none
                 answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return sorted(found)
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def default_routes(table: str) -> list[dict[str, Any]]:
+    """The IPv4 default routes of /proc/net/route that are up, best first: interface and metric."""
+    rows = [line.split() for line in table.splitlines()[1:]]
+    routes = [row for row in rows if len(row) > 7 and row[1] == row[7] == "00000000" and int(row[3], 16) & UP]
+    return sorted(({"interface": row[0], "metric": int(row[6])} for row in routes), key=lambda route: route["metric"])
+
+
+def only_ipv6(table: str, with_ipv4: dict[str, str]) -> list[str]:
+    """Interfaces of the machine itself that /proc/net/if_inet6 has a global address for, and that have none of IPv4."""
+    rows = [line.split() for line in table.splitlines()]
+    names = {row[5] for row in rows if len(row) > 5 and row[3] == GLOBAL and not CLUSTER_INTERFACES.fullmatch(row[5])}
+    return sorted(names - set(with_ipv4))
 
 
 def login_user() -> str:
@@ -321,7 +337,7 @@ def answers(urls: list[str], timeout_s: int) -> tuple[dict[str, str], dict[str, 
 def machine() -> dict[str, Any]:
     """The machine itself. Sizes in bytes, time in seconds since the epoch (UTC)."""
     release = os_release(read("/etc/os-release") or "")
-    user = login_user()
+    user, ipv4 = login_user(), interfaces()
     return {
         "os": release.get("ID", ""),
         "os_version": release.get("VERSION_ID", ""),
@@ -330,7 +346,10 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "hostname": platform.node(),
-        "addresses": addresses(),
+        "addresses": sorted(ipv4.values()),
+        "interfaces": ipv4,
+        "default_routes": default_routes(read("/proc/net/route") or ""),
+        "only_ipv6": only_ipv6(read("/proc/net/if_inet6") or "", ipv4),
         "boot_id": (read("/proc/sys/kernel/random/boot_id") or "").strip(),
         "systemd": Path("/run/systemd/system").is_dir(),
         "cpus": os.cpu_count(),

@@ -84,6 +84,19 @@ def test_the_base_brings_no_torch_ansible_or_kubernetes():
     assert not re.search("torch|ansible|testinfra|loadgen|fastapi|uvicorn|kubernetes", base)
 
 
+def test_making_a_node_brings_no_torch():
+    wanted, known = [Requirement(line) for line in (*PROJECT["project"]["dependencies"], *EXTRAS["node"])], set()
+    while wanted:
+        name = canonicalize_name(wanted.pop().name)
+        if name not in known:
+            known.add(name)
+            needs = [Requirement(line) for line in requires(name) or ()]
+            wanted += [each for each in needs if each.marker is None or each.marker.evaluate({"extra": ""})]
+
+    assert {"ansible-core", "ansible-runner"} <= known
+    assert not {name for name in known if re.match("torch|nvidia-cu|triton|kubernetes", name)}
+
+
 def test_every_import_is_on_the_list():
     # Triton comes with a torch for GPUs alone, and is called what its package is.
     found = DISTRIBUTIONS | {"triton": ["triton"]}

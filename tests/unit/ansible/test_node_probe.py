@@ -23,12 +23,12 @@ def test_a_slow_answer_speaks_for_the_clock_that_it_tells(told_s, apart_s):
     ("answer", "expected"),
     [
         (
-            {"ansible_facts": {"node": {"time_s": 90.0}}},
-            {"ansible_facts": {"node": {"time_s": 90.0, "clock_apart_s": 10.0}}},
+            {"ansible_facts": {"node": {"time_s": 90.0}}, "probe": {}},
+            {"ansible_facts": {"node": {"time_s": 90.0, "clock_apart_s": 10.0}}, "probe": {"inside": {}}},
         ),
         (
-            {"ansible_facts": {"node": {"time_s": 150.0}}},
-            {"ansible_facts": {"node": {"time_s": 150.0, "clock_apart_s": 0}}},
+            {"ansible_facts": {"node": {"time_s": 150.0}}, "probe": {}},
+            {"ansible_facts": {"node": {"time_s": 150.0, "clock_apart_s": 0}}, "probe": {"inside": {}}},
         ),
         ({"probe": {}}, {"probe": {}}),
         ({"failed": True, "msg": "no python"}, {"failed": True, "msg": "no python"}),
@@ -39,9 +39,49 @@ def test_the_clock_here_is_read_around_the_answer(monkeypatch, answer, expected)
     monkeypatch.setattr(action, "time", SimpleNamespace(time=lambda: next(clock)))
     monkeypatch.setattr(action.ActionBase, "run", lambda *_: {})
     probe = object.__new__(action.ActionModule)
+    probe._task = SimpleNamespace(args={})
     probe._execute_module = lambda **_: answer
 
     assert probe.run(task_vars={}) == expected
+
+
+ROUTES = """\
+Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
+eno2\t00000000\t010200C0\t0003\t0\t0\t200\t00000000\t0\t0\t0
+eno1\t00000000\t010200C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eno3\t00000000\t010200C0\t0002\t0\t0\t0\t00000000\t0\t0\t0
+eno1\t000200C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0
+vpn0\t00000000\t00000000\t0001\t0\t0\t0\t00000080\t0\t0\t0
+"""
+IPV6 = """\
+20010db8000000000000000000000001 02 40 00 80     eno1
+20010db8000000000000000000000002 03 40 00 80     eno2
+fe800000000000000000000000000003 04 40 20 80     eno3
+00000000000000000000000000000001 01 80 10 80       lo
+20010db8000000000000000000000004 05 40 00 80 cali12ab
+"""
+
+
+def test_default_routes_that_are_up_come_best_first():
+    assert module.default_routes(ROUTES) == [{"interface": "eno1", "metric": 100}, {"interface": "eno2", "metric": 200}]
+    assert module.default_routes("") == []
+
+
+def test_interfaces_with_ipv6_alone_are_the_machine_s_own_with_a_global_address():
+    assert module.only_ipv6(IPV6, {"eno1": "192.0.2.10"}) == ["eno2"]
+
+
+def test_an_uplink_is_the_machine_s_own_whatever_its_name_begins_with(monkeypatch):
+    monkeypatch.setattr(
+        module.socket, "if_nameindex", lambda: list(enumerate(["lo", "lom1", "cnic0", "cni0", "cali1"]))
+    )
+    monkeypatch.setattr(module.fcntl, "ioctl", lambda *_: bytes(20) + b"\xc0\x00\x02\x0a")
+    assert module.interfaces() == {"lom1": "192.0.2.10", "cnic0": "192.0.2.10"}
+
+
+def test_a_network_names_the_addresses_that_belong_to_it_and_how_far_it_reaches():
+    services = action.inside("10.96.0.0/12", ["10.100.3.5", "192.0.2.10"])
+    assert services == {"addresses": ["10.100.3.5"], "first": "10.96.0.0", "last": "10.111.255.255"}
 
 
 def test_memory_is_bytes_or_missing():

@@ -51,6 +51,11 @@ MACHINE = {
     "kernel": "6.14.0-29-generic",
     "gpu": GPU,
     "disks": {"/var/lib": 200 << 30, "/opt/local-path-provisioner": 200 << 30},
+    "kubelet_joined": False,
+    "interfaces": {"eth0": "192.0.2.10"},
+    "addresses": ["192.0.2.10"],
+    "default_routes": [{"interface": "eth0", "metric": 100}],
+    "only_ipv6": [],
 }
 NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 
@@ -58,6 +63,13 @@ NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 def gpu(**changes):
     """A machine whose GPU differs."""
     return {"gpu": {**GPU, **changes}}
+
+
+def network(*metrics, only_ipv6=(), **addresses):
+    """A machine with these addresses by interface, and a default route of each metric by the interfaces in turn."""
+    routes = [{"interface": name, "metric": metric} for name, metric in zip(addresses, metrics, strict=False)]
+    said = {"addresses": list(addresses.values()), "default_routes": sorted(routes, key=lambda route: route["metric"])}
+    return {"interfaces": addresses, **said, "only_ipv6": list(only_ipv6)}
 
 
 def disk(free, *, volumes=None):
@@ -210,6 +222,43 @@ CASES = {
         {"kubelet": {"installed": True, "version": "1.35.8-1.1", "held": True}},
         {"preflight_end_of_life": "2026-10-27"},
         None,
+    ),
+    "address-of-a-service": (
+        network(0, eth0="10.100.3.5"),
+        {},
+        "Its address 10.100.3.5 is in control_plane_service_cidr (10.96.0.0/12, which reaches from 10.96.0.0 to 10.111.255.255)",
+    ),
+    "address-of-a-pod": (
+        network(0, eth0="192.0.2.10", eth1="10.244.7.1"),
+        {},
+        "Its address 10.244.7.1 is in control_plane_pod_cidr",
+    ),
+    "address-beside-the-services": (network(0, eth0="10.112.0.1"), {}, None),
+    "address-of-a-service-on-a-node": ({**network(0, eth0="10.100.3.5"), "kubelet_joined": True}, {}, None),
+    "two-default-routes": (
+        network(100, 100, eth0="192.0.2.10", eth1="198.51.100.7"),
+        {},
+        "Several interfaces (eth0, eth1) have a default route of the same metric",
+    ),
+    "two-default-routes-of-which-one-is-better": (
+        network(200, 100, eth0="192.0.2.10", eth1="198.51.100.7"),
+        {},
+        None,
+    ),
+    "two-default-routes-and-an-address": (
+        network(100, 100, eth0="192.0.2.10", eth1="198.51.100.7"),
+        {"node_address": "198.51.100.7"},
+        None,
+    ),
+    "address-of-another-machine": (
+        {},
+        {"node_address": "198.51.100.7"},
+        "node_address is 198.51.100.7, and the machine has 192.0.2.10",
+    ),
+    "ipv6-alone": (
+        network(only_ipv6=["eth0"]),
+        {},
+        "(no interface has an address of IPv4; eth0 of IPv6 only, which the cluster does not use)",
     ),
     "mirror-403": ({"urls": {"http://mirror/Release": "answers 403 Forbidden"}}, {}, "answers 403 Forbidden"),
     "mirror-with-a-password": (

@@ -163,12 +163,29 @@ def test_every_eviction_signal_is_named_because_one_left_out_is_switched_off():
     assert kubelet["imageGCLowThresholdPercent"] < kubelet["imageGCHighThresholdPercent"]
 
 
+@pytest.mark.parametrize(
+    ("given", "arguments"),
+    [
+        ({}, []),
+        ({"node_address": "192.0.2.10"}, ["--node-ip=192.0.2.10"]),
+        ({"node_kubelet_arguments": {"max-pods": 250, "v": "4"}}, ["--max-pods=250", "--v=4"]),
+    ],
+)
+def test_the_kubelet_has_the_address_and_the_arguments_of_its_machine(given, arguments):
+    found = tree.template(
+        tree.load(ROOT / "roles/housekeeping/vars/main.yml"), given, ["__housekeeping_kubelet_arguments"]
+    )
+    assert found["__housekeeping_kubelet_arguments"] == ["--config-dir=/etc/kubernetes/kubelet.conf.d", *arguments]
+
+
 def test_calico_has_the_control_plane_s_addresses_and_vxlan():
     (installation,) = documents("calico-installation.yaml.j2")
     network = installation["spec"]["calicoNetwork"]
     (pool,) = network["ipPools"]
     assert (pool["cidr"], pool["encapsulation"], network["bgp"]) == ("10.244.0.0/16", "VXLAN", "Disabled")
     assert "mtu" not in network
+    # Of an Installation that the operator has completed before, its own way has to go, for it refuses two.
+    assert network["nodeAddressAutodetectionV4"] == {"firstFound": False, "kubernetes": "NodeInternalIP"}
     # What the operator would write in, and the next run take out again.
     assert {name: pool[name] for name in ("allowedUses", "assignmentMode", "disableNewAllocations")} == {
         "allowedUses": ["Workload", "Tunnel"],

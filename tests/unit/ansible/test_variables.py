@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import os
 
 import pytest
 import tree
@@ -32,9 +33,7 @@ def refused(name, value):
 def test_every_variable_of_every_role_is_in_the_table_and_no_other():
     from_inventory = {name for name in TABLE.values if name not in OPTIONS}
     assert set(OPTIONS) <= set(TABLE.values)
-    others = (
-        "kubernetes_minor apt_lock_timeout_s reboot_timeout_s versions_architecture http_proxy https_proxy no_proxy"
-    )
+    others = "kubernetes_minor apt_lock_timeout_s reboot_timeout_s versions_architecture node_address node_kubelet_arguments http_proxy https_proxy no_proxy"
     assert {name for name in from_inventory if not name.startswith("mirror_")} == set(others.split())
 
 
@@ -262,6 +261,53 @@ def test_an_inventory_of_its_own_need_not_have_our_group_variables():
     assert list(action.reasons(host, {})) == []
     (reason,) = action.reasons(host | {"kubernetes_minor": "1.99"}, {})
     assert reason.startswith("kubernetes_minor is 1.99; the table of versions has ")
+
+
+@pytest.mark.parametrize("version", ["2.16.3", "2.18.9rc1"])
+def test_an_ansible_that_is_too_old_is_refused_before_anything_else_is_read(monkeypatch, version):
+    monkeypatch.setattr(judge, "ansible_version", version)
+    monkeypatch.setattr(judge.ActionBase, "run", lambda *_: {})
+    said = object.__new__(judge.ActionModule).run(task_vars={"inventory_hostname": "one"})
+    assert said["failed"]
+    assert f"ansible-core {version}, and these playbooks need 2.19 or newer" in said["msg"]
+    assert "pip install 'ansible-core>=2.19'" in said["msg"]
+    assert [list(judge.too_old(one)) for one in ("2.19.0", "2.20.1", "2.21.0.dev0", "3.0.0")] == [[]] * 4
+
+
+SUDO = {"rs": "sudo-rs 0.2.8", "ws": "Sudo version 1.9.17p2"}
+
+
+@pytest.mark.parametrize(
+    ("sudo", "given", "refused"),
+    [
+        ("rs", {"ansible_become_password": "x"}, True),
+        ("rs", {}, False),
+        ("ws", {"ansible_become_password": "x"}, False),
+    ],
+)
+def test_a_sudo_whose_question_this_ansible_does_not_know_is_refused_where_it_would_ask(tmp_path, sudo, given, refused):
+    for name in ("bin", "callback"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "group_vars").symlink_to(ROOT / "inventory/group_vars")
+    (tmp_path / "callback/tree_of_results.py").write_text(tree.CALLBACK)
+    tree.programs(tmp_path / "bin", ["sudo"], f"#!/bin/sh\necho {SUDO[sudo]}\n")
+    tree.programs(tmp_path / "bin", ["id"], "#!/bin/sh\necho 1000\n")
+    settings = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ANSIBLE_ACTION_PLUGINS": str(tree.ACTIONS)}
+    settings |= {"ANSIBLE_STDOUT_CALLBACK": "tree_of_results", "ANSIBLE_CALLBACK_PLUGINS": str(tmp_path / "callback")}
+    text = "- hosts: all\n  gather_facts: false\n  tasks: [{name: Judge, judge_variables: {}}]\n"
+    tree.play(tmp_path, text, {"one": given}, {}, **settings, OUTCOMES=str(tmp_path / "outcomes.json"))
+    said = json.loads((tmp_path / "outcomes.json").read_text())["one"]
+    assert refused == (said is not None and "sudo there is sudo-rs" in said), said
+    assert refused or said is None
+
+
+def test_an_ansible_that_knows_sudo_rs_is_not_in_its_way(monkeypatch):
+    from ansible.plugins.become import BecomeBase
+
+    tree.load_plugins()
+    assert not judge.knows_sudo_rs()
+    monkeypatch.setattr(BecomeBase, "check_password_prompt", lambda self, said: self.prompt.encode() in said)
+    assert judge.knows_sudo_rs()
 
 
 @pytest.mark.parametrize(("today", "warned"), [("2026-10-27", False), ("2026-10-28", True)])
