@@ -24,6 +24,11 @@ def advice(verb: str, words: str, waited_s: float) -> str:
     holder = lock_holder(words)
     if holder:
         return f"{holder} held the package lock for more than {waited_s:.0f} s. Let it finish and run again: {words}"
+    if "is not signed" in words:
+        return (
+            f"apt-get {verb} met a repository that is not signed by the key of the fingerprint that inventory/group_vars/all/versions.yml"
+            f" names. If it announced a new key, put its fingerprint there: {words}"
+        )
     if "No space left" in words or "enough free space" in words:
         return f"apt-get {verb} ran out of disk space. Free some (apt-get clean) and run again: {words}"
     if "Failed to fetch" in words or "Could not connect" in words or "Unable to connect" in words:

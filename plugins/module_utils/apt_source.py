@@ -1,14 +1,13 @@
 # ruff: noqa: INP001 - Ansible loads this folder by its own rules, without a package
-"""One apt repository: its key, checked by fingerprint, its deb822 source, and the index of that source alone.
+"""One apt repository: its key, its deb822 source, and the index of that source alone.
 
-The index is fetched when the key or the source changed, or when apt has none of it, as after a run that was killed in
-between; fetching one source takes seconds less than a full update.
+apt itself takes an index only where the key of the fingerprint that Signed-By names has signed it. Key and index are fetched when the
+source changed, or when apt has none of it, as after a run that was killed in between; one source takes seconds less than a full update.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import re
 import tempfile
 from pathlib import Path
@@ -20,9 +19,7 @@ from .apt_get import AptGet
 SOURCES = Path("/etc/apt/sources.list.d")
 KEYRINGS = Path("/etc/apt/keyrings")
 LISTS = Path("/var/lib/apt/lists")
-PUBLIC_KEY_TAG = 6
-NEW_FORMAT = 0x40
-ONE_OCTET, TWO_OCTETS, FIVE_OCTETS = 192, 224, 255
+TIMEOUT_S = 20
 
 
 def dearmoured(data: bytes) -> bytes:
@@ -34,43 +31,9 @@ def dearmoured(data: bytes) -> bytes:
     return base64.b64decode(b"".join(line for line in lines if line and not line.startswith(b"=")))
 
 
-def header(data: bytes) -> tuple[int, int, int]:
-    """Tag, header length and body length of the first OpenPGP packet (RFC 4880, section 4.2)."""
-    first = data[0]
-    if first & NEW_FORMAT:
-        octet = data[1]
-        if octet < ONE_OCTET:
-            return first & 0x3F, 2, octet
-        if octet < TWO_OCTETS:
-            return first & 0x3F, 3, ((octet - ONE_OCTET) << 8) + data[2] + ONE_OCTET
-        return first & 0x3F, 6, int.from_bytes(data[2:6], "big")
-    size = 1 << (first & 0x03)
-    return (first >> 2) & 0x0F, 1 + size, int.from_bytes(data[1 : 1 + size], "big")
-
-
-def fingerprint(key: bytes) -> str:
-    """The version 4 fingerprint of the primary key, 40 hexadecimal digits.
-
-    Raises:
-        ValueError: the data does not begin with a public key.
-    """
-    try:
-        tag, start, length = header(key)
-    except IndexError:
-        raise ValueError("it is empty or cut short") from None
-    body = key[start : start + length]
-    if tag != PUBLIC_KEY_TAG or len(body) != length or body[:1] != b"\x04":
-        raise ValueError("it does not begin with an OpenPGP version 4 public key")
-    framed = b"\x99" + len(body).to_bytes(2, "big") + body
-    return hashlib.sha1(framed).hexdigest().upper()  # noqa: S324 - the fingerprint is defined as SHA-1
-
-
-def deb822(uri: str, suite: str, components: list[str], keyring: Path) -> str:
-    """The source in deb822 form."""
-    lines = ["Types: deb", f"URIs: {uri}", f"Suites: {suite}"]
-    if components:
-        lines.append("Components: " + " ".join(components))
-    return "\n".join([*lines, f"Signed-By: {keyring}", ""])
+def deb822(uri: str, keyring: Path, fingerprint: str) -> str:
+    """The source, a flat repository, in deb822 form; any key of the keyring where no fingerprint is given."""
+    return f"Types: deb\nURIs: {uri}\nSuites: /\nSigned-By: {f'{keyring} {fingerprint}'.strip()}\n"
 
 
 def list_prefix(uri: str) -> str:
@@ -97,57 +60,28 @@ class Source:
         self.keyring = KEYRINGS / f"{self.options['name']}.gpg"
         self.source = SOURCES / f"{self.options['name']}.sources"
 
-    def fail(self, what: str, advice: str) -> None:
-        """Ends the module with reason and next step."""
-        self.module.fail_json(msg=f"{self.options['name']}: {what}. {advice}")
-
     def key(self) -> bytes:
-        """The repository's key, fetched and checked."""
+        """The repository's key as it is served."""
         from ansible.module_utils.urls import fetch_url  # takes longer to import than a run without news takes
 
         url = urljoin(self.uri, self.options["key"])
-        response, info = fetch_url(self.module, url, timeout=self.options["timeout_s"])
+        response, info = fetch_url(self.module, url, timeout=TIMEOUT_S)
         if info["status"] != 200:
-            self.fail(
-                f"the repository key could not be fetched from {url} ({info['msg']})",
-                "Check that the machine reaches this address, or name a mirror in inventory/group_vars/all/mirrors.yml.",
+            self.module.fail_json(
+                msg=f"{self.options['name']}: the repository key could not be fetched from {url} ({info['msg']}). Check that the"
+                " machine reaches this address, or name a mirror in inventory/group_vars/all/mirrors.yml."
             )
-        data = dearmoured(response.read())
-        self.check(data, url)
-        return data
+        return dearmoured(response.read())
 
-    def check(self, data: bytes, url: str) -> None:
-        """Ends the module unless the key is the expected one."""
-        wanted = self.options["fingerprint"].replace(" ", "").upper()
-        try:
-            found = fingerprint(data)
-        except ValueError as error:
-            self.fail(f"what {url} serves is no signing key: {error}", "Check the address and any proxy in between.")
-        if wanted and found != wanted:
-            self.fail(
-                f"the key at {url} has the fingerprint {found}, expected {wanted}",
-                "If the repository announced a new key, put its fingerprint into inventory/group_vars/all/versions.yml.",
-            )
-
-    def known_key(self) -> bool:
-        """Whether the key on disk is already an expected one: then nothing is fetched."""
-        wanted = self.options["fingerprint"].replace(" ", "").upper()
-        try:
-            return fingerprint(self.keyring.read_bytes()) == wanted or not wanted
-        except (OSError, ValueError):
-            return False
-
-    def put(self, path: Path, data: bytes) -> bool:
-        """Writes a file in one step unless it already says this; whether it had to."""
+    def put(self, path: Path, data: bytes) -> None:
+        """Writes a file in one step unless it already says this."""
         if path.exists() and path.read_bytes() == data:
-            return False
-        if not self.module.check_mode:
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.module.tmpdir, delete=False) as new:
-                new.write(data)
-            self.module.atomic_move(new.name, str(path))
-            path.chmod(0o644)  # apt reads its keys and sources as another user
-        return True
+            return
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.module.tmpdir, delete=False) as new:
+            new.write(data)
+        self.module.atomic_move(new.name, str(path))
+        path.chmod(0o644)  # apt reads its keys and sources as another user
 
     def refresh(self) -> None:
         """Fetches the index of this source alone."""
@@ -165,15 +99,14 @@ class Source:
 
     def apply(self) -> bool:
         """Brings key, source and index up to date; whether any was not."""
-        text = deb822(self.uri, self.options["suite"], self.options["components"], self.keyring)
-        stale = not (self.known_key() and indexed(self.uri))
-        changed = False
-        # A stale index takes a fresh key with it, as one that was extended looks like the one that is known.
+        fingerprint = self.options["fingerprint"].replace(" ", "").upper()
+        text = deb822(self.uri, self.keyring, fingerprint).encode()
+        known = self.source.exists() and self.source.read_bytes() == text
+        if known and self.keyring.exists() and indexed(self.uri):
+            return False
         # In check mode nothing is fetched: a mirror may be served only once the run is real.
-        if stale and not self.module.check_mode:
-            changed = self.put(self.keyring, self.key())
-        changed = self.put(self.source, text.encode()) or changed
-        refresh = changed or stale
-        if refresh and not self.module.check_mode:
+        if not self.module.check_mode:
+            self.renew()
+            self.put(self.source, text)
             self.refresh()
-        return refresh
+        return True

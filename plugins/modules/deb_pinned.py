@@ -34,17 +34,14 @@ options:
       hold: {description: Hold it at this version., type: bool, default: true}
       files: {description: Files without which it does not count as installed., type: list, elements: str, default: []}
   source:
-    description: The apt repository that has them; known, with its key and a fresh index, before anything else.
+    description: The flat apt repository that has them; known, with its key and a fresh index, before anything else.
     type: dict
     suboptions:
       name: {description: Name of the source and of its key file., type: str, required: true}
       uri: {description: The repository., type: str, required: true}
-      suite: {description: Its suite; C(/) for a flat repository., type: str, default: /}
-      components: {description: Its components; none for a flat repository., type: list, elements: str, default: []}
       key: {description: URL of the key; relative to O(source.uri) unless absolute., type: str, required: true}
       fingerprint: {description: The primary key's fingerprint (40 hexadecimal digits); empty accepts any key.,
                     type: str, default: ""}
-      timeout_s: {description: Seconds until a silent server of the key is given up., type: int, default: 20}
   also: {description: Packages taken along at any version and not held., type: list, elements: str, default: []}
   also_held: {description: Packages taken along at any version and held at it., type: list, elements: str, default: []}
   upgrade: {description: Change versions that are installed and held., type: bool, default: false}
@@ -255,11 +252,8 @@ def main() -> None:
     source = {
         "name": {"type": "str", "required": True},
         "uri": {"type": "str", "required": True},
-        "suite": {"type": "str", "default": "/"},
-        "components": {"type": "list", "elements": "str", "default": []},
         "key": {"type": "str", "required": True, "no_log": False},
         "fingerprint": {"type": "str", "default": ""},
-        "timeout_s": {"type": "int", "default": 20},
     }
     module = AnsibleModule(
         argument_spec={
