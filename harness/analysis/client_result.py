@@ -86,7 +86,7 @@ def evaluate(
     files: dict[str, Document] = {}
     findings: list[Finding] = []
     if workload.scenario is not None:
-        files[SCENARIO], findings = _scenario(experiment, folder, requests, statuses, provenance)
+        files[SCENARIO], findings = _scenario(experiment, folder, requests, statuses, provenance, slo)
     head = {"schema_version": 1, "experiment": experiment.experiment_id}
     if workload.server is not None:
         by_server = {
@@ -96,7 +96,7 @@ def evaluate(
         about = {"protocol": workload.server.protocol.value, "load": workload.server.load_in_words()}
         results = {"replicas": experiment.replicas, "results": _figures(requests), "by_server": by_server}
         files[SERVER] = {**head, **about, **results, **slo}
-        findings = [*_server_findings(workload.server, requests, statuses)]
+        findings = [*_server_findings(workload.server, requests, statuses, slo)]
     elif slo:
         files[SLO] = {**head, **slo}
     if slo:
@@ -162,6 +162,7 @@ def _scenario(
     requests: ClientRequests,
     statuses: Sequence[Mapping[str, Any]],
     provenance: Provenance,
+    slo: Document,
 ) -> tuple[Document, list[Finding]]:
     scenario, workload = experiment.workload.scenario, experiment.workload
     assert scenario is not None  # noqa: S101 - the caller's promise
@@ -194,7 +195,7 @@ def _scenario(
     tests = (
         [] if of_http else [dict(status.get("scenario", {}).get("rounds", {}).get("test", {})) for status in statuses]
     )
-    findings = [*_scenario_findings(experiment, requests, results), *_late(requests, results, "load generator")]
+    findings = [*_scenario_findings(experiment, requests, results), *_late(requests, results, "load generator", slo)]
     of_tests = list(_test_reasons(tests))
     reasons = [*(finding.message for finding in findings), *of_tests]
     gpus = provenance.used_by(statuses)
@@ -297,12 +298,20 @@ def _failed(failed: Mapping[str, int], requests: int, whose: str, first: str = "
         yield Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, f"Look at the {whose}' logs.")
 
 
-def _late(requests: ClientRequests, results: Mapping[str, Any], who: str) -> list[Finding]:
-    """Whoever sends was late by more than what can be neglected."""
-    late_ms, latency_ms = results.get("send_error_ms", {}).get("p99"), results["latency_ms"].get("p99")
-    if late_ms is None or latency_ms is None or late_ms <= max(LATE_MS, LATE_SHARE * latency_ms):
+def _late(requests: ClientRequests, results: Mapping[str, Any], who: str, slo: Document) -> list[Finding]:
+    """Whoever sends was late by more than what can be neglected beside the latency, the first token and the limits, or decides one."""
+    late_ms = results.get("send_error_ms", {}).get("p99")
+    times_ms = [p99 for what in ("latency_ms", "ttft_ms") if (p99 := results.get(what, {}).get("p99")) is not None]
+    parts = slo["slo"]["parts"] if slo else {}
+    times_ms += [part["limit"] for name, part in parts.items() if name.startswith(("latency", "ttf"))]
+    decided = objective.decided_by_lateness(slo["slo"]) if slo else []
+    neglected = late_ms is None or not times_ms or late_ms <= max(LATE_MS, LATE_SHARE * min(times_ms))
+    if neglected and not decided:
         return []
-    message = f"The {who} itself was late: {late_ms:.3g} ms at p99 of {len(requests.rows)} requests."
+    how_late = "" if late_ms is None else f": {late_ms:.3g} ms at p99 of {len(requests.rows)} requests"
+    message = f"The {who} itself was late{how_late}."
+    if decided:
+        message += f" That decides {', '.join(map(objective.title_of, decided))} of the objective."
     advice = (
         "Give it a free CPU core, a lower `rate`, or more requests in flight (`max_clients`, `max_in_flight`); its lateness is "
         "part of the latencies."
@@ -328,7 +337,7 @@ def _figures(requests: ClientRequests) -> Document:
 
 
 def _server_findings(
-    server: ServerSpec, requests: ClientRequests, statuses: Sequence[Mapping[str, Any]]
+    server: ServerSpec, requests: ClientRequests, statuses: Sequence[Mapping[str, Any]], slo: Document
 ) -> Iterator[Finding]:
     results, every = _figures(requests), requests.every
     # Of what was abandoned, only what no answer took half as long as has failed.
@@ -338,7 +347,7 @@ def _server_findings(
     yield from _failed(failed, len(every), "servers", first)
     if server.open_loop:
         yield from _rate_not_held(requests.intended, results, otherwise=sum(requests.failed.values()))
-    yield from _late(requests, results, "client")
+    yield from _late(requests, results, "client", slo)
     yield from _too_long(server, requests)
     if server.image:  # the clients beside the servers could not see everything
         hidden = {

@@ -43,7 +43,9 @@ Instants = npt.NDArray[np.int64]
 Part = dict[str, Any]
 """One part of an objective as ``slo.json`` has it: ``limit`` (ms, or a share), ``value`` (the percentile in ms, or the share of
 errors; None: nothing was measured), ``missed_share`` of the requests, its ``interval`` (were all that is ``undecided`` to meet the
-limit, and to miss it), ``allowed_share``, and the ``outcome`` by the interval alone."""
+limit, and to miss it), ``allowed_share``, and the ``outcome`` by the interval alone. Where that would be another one without the
+client's own lateness, it is not decidable, and ``from_sent`` has value and outcome from the instants of sending."""
+_FROM_INTENDED = frozenset({"ttft", "latency"})
 
 
 class Sample(NamedTuple):
@@ -98,13 +100,36 @@ def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
             undecided = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
             shown_ns = values_ns[known & ~np.isnan(values_ns)]
             sample = Sample(every["intended_ns"], every["end_ns"], ~within & ~undecided, undecided, in_vain)
-        value = percentile(shown_ns, quantile, least=1) / NS_PER_MS if len(shown_ns) else None
-        parts[name] = {"limit": limit_ms, "value": value, **_missed(sample, window, round(1 - quantile, 6))}
+        parts[name] = _part(sample, shown_ns, window, limit_ms, quantile)
+        if what in _FROM_INTENDED and parts[name]["outcome"] != Outcome.PASS:
+            from_sent_ns = values_ns - np.nan_to_num(times_ns(every, "send_error"))
+            own = sample._replace(missed=sample.missed & ~(known & (from_sent_ns <= limit_ns)))
+            shown_ns = from_sent_ns[known & ~np.isnan(from_sent_ns)]
+            _without_lateness(parts[name], _part(own, shown_ns, window, limit_ms, quantile))
     if slo.error_rate is not None:
         sample = Sample(every["intended_ns"], every["end_ns"], ~well & ~abandoned, abandoned, in_vain)
         part = _missed(sample, window, slo.error_rate)
         parts[ERRORS] = {"limit": slo.error_rate, "value": part["missed_share"], **part}
     return Judged(parts, int(met[: len(requests.rows)].sum()) / window.duration_s)
+
+
+def _part(
+    sample: Sample, shown_ns: npt.NDArray[np.float64], window: Window, limit_ms: float, quantile: float
+) -> Part:
+    value = percentile(shown_ns, quantile, least=1) / NS_PER_MS if len(shown_ns) else None
+    return {"limit": limit_ms, "value": value, **_missed(sample, window, round(1 - quantile, 6))}
+
+
+def _without_lateness(part: Part, from_sent: Part) -> None:
+    """A part that the client's own lateness decides is not decidable: the servers cannot be blamed, nor cleared."""
+    if part["outcome"] != from_sent["outcome"]:
+        part["from_sent"] = {key: from_sent[key] for key in ("value", "outcome")}
+        part["outcome"] = Outcome.NOT_DECIDABLE.value
+
+
+def decided_by_lateness(slo: Mapping[str, Any]) -> list[str]:
+    """Names of the parts whose outcome would be another one, had the client sent every request in time."""
+    return [name for name, part in slo["parts"].items() if "from_sent" in part]
 
 
 def _of_gaps(gaps: npt.NDArray[Any], limit_ns: float) -> tuple[Sample, npt.NDArray[np.float64]]:
@@ -169,6 +194,9 @@ def in_words(name: str, part: Mapping[str, Any]) -> str:
     interval = f"95 % interval {100 * low:.3g} to {100 * high:.3g} %"
     if part["undecided"]:
         interval += f", {part['undecided']} undecided at the end"
+    if late := part.get("from_sent"):
+        own = "unknown" if late["value"] is None else f"{late['value']:.3g} ms"
+        interval += f"; without the client's own lateness {own}: {late['outcome']}"
     percent = f"{100 * part['missed_share']:.3g} %"
     if name == ERRORS:
         return f"{title_of(name)} {percent} (limit {100 * part['limit']:.3g} %; {interval}): {part['outcome']}"

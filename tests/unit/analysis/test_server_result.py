@@ -202,6 +202,46 @@ def test_an_objective_of_a_model_of_our_own_is_judged_by_its_latencies(tmp_path)
     assert (failed["outcome"], failed["goodput_per_s"]) == ("fail", 0)
 
 
+def late_by(folder, late_ms):
+    """Every second request of replica 0 left that much after its intended time."""
+    path = folder / "replicas" / "replica-0" / CLIENT_LOG
+    requests = np.fromfile(path, CLIENT)
+    requests["send_error_ns"][::2] = round(late_ms * MS)
+    requests.tofile(path)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "limit_ms", "outcome", "from_sent"),
+    [
+        (15, 150, "not decidable", {"value": 143, "outcome": "pass"}),
+        (15, 140, "fail", None),
+        (0, 150, "fail", None),
+        (15, 160, "pass", None),
+    ],
+)
+def test_lateness_that_decides_the_objective_is_no_verdict_on_the_servers(
+    tmp_path, late_ms, limit_ms, outcome, from_sent
+):
+    replica(tmp_path, 0, [(t, 900, ttft, 9, 200) for t, ttft in zip(ends(2000), [158, 140] * 1000, strict=True)])
+    late_by(tmp_path, late_ms)
+
+    content, findings = judged(tmp_path, {"ttft_p99_ms": limit_ms})
+
+    part = content["slo"]["parts"]["ttft_p99_ms"]
+    assert (content["slo"]["outcome"], part["outcome"]) == (outcome, outcome)
+    assert part.get("from_sent") == from_sent
+    late = [finding for finding in findings if finding.code is ReasonCode.GENERATOR_LATE]
+    assert [finding.severity for finding in late] == ([Severity.DEGRADED] if late_ms else [])
+
+
+def test_lateness_is_measured_against_the_first_token_and_the_limits(tmp_path):
+    replica(tmp_path, 0, [(t, 4000, 100, 9, 200) for t in ends(200)])
+    late_by(tmp_path, 4)
+
+    assert judged(tmp_path)[1] == [], "4 of 100 ms"
+    assert [finding.code for finding in judged(tmp_path, {"ttft_p50_ms": 70})[1]][:1] == [ReasonCode.GENERATOR_LATE]
+
+
 def test_what_failed_has_met_no_limit(tmp_path):
     rows = [(t, 100, 40, -1e-6, 200) for t in ends(300)] + [(t, 1, -1e-6, -1e-6, 500) for t in ends(300)]
     replica(tmp_path, 0, rows)
