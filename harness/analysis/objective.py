@@ -113,9 +113,7 @@ def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
     return Judged(parts, int(met[: len(requests.rows)].sum()) / window.duration_s)
 
 
-def _part(
-    sample: Sample, shown_ns: npt.NDArray[np.float64], window: Window, limit_ms: float, quantile: float
-) -> Part:
+def _part(sample: Sample, shown_ns: npt.NDArray[np.float64], window: Window, limit_ms: float, quantile: float) -> Part:
     value = percentile(shown_ns, quantile, least=1) / NS_PER_MS if len(shown_ns) else None
     return {"limit": limit_ms, "value": value, **_missed(sample, window, round(1 - quantile, 6))}
 

@@ -166,6 +166,11 @@ def most(spec: CampaignSpec) -> CampaignCost:
     return replace(cost, duration_s=part * cost.duration_s, starts_s=part * cost.starts_s)
 
 
+def dearest_point(spec: CampaignSpec) -> CampaignCost:
+    """What one point of a stress campaign costs at most: that with the most replicas."""
+    return estimate([max(expand(spec), key=lambda experiment: experiment.cell.processes)])
+
+
 def at_most_gb(size_bytes: float) -> str:
     """Rounded up, so that it is an upper limit and never 0: ``0.1 GB``."""
     return f"{math.ceil(size_bytes / 1e8) / 10:.1f} GB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from harness.results.manifest import Status
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
     from harness.analysis.contrasts.reproduction import Line, Reproduction
-    from harness.spec import CampaignSpec
+    from harness.spec import CampaignSpec, WorkloadSpec
 
 WITHIN_PERCENT = 10.0
 MISSING = "MISSING"
@@ -256,7 +257,10 @@ def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
 
 
 def too_short(spec: CampaignSpec) -> list[str]:
-    """Where servers are asked at a rate: cells with too few requests for the objective to be met, in sentences."""
+    """Where requests come at a rate: workloads with too few of them for the objective to be met, in sentences.
+
+    Of a matrix the least that a configuration of the workload gets counts, of a load that is raised the most.
+    """
     from harness.analysis.objective import fewest_requests
 
     if spec.slo is None:
@@ -264,17 +268,27 @@ def too_short(spec: CampaignSpec) -> list[str]:
     of_requests = [1 - quantile for _, what, quantile, _ in spec.slo.limits() if what != "itl"]
     allowed = [*of_requests, *filter(None, [spec.slo.error_rate])]
     needed, record_s = max(map(fewest_requests, allowed), default=0), spec.timing.record_s
-    rates = {
-        workload.name: (server.rate + (server.rate if server.ramp_to is None else server.ramp_to)) / 2
-        for workload in spec.workloads
-        if (server := workload.server) is not None and server.rate is not None
-    }
+    planned: dict[str, list[tuple[float, int]]] = {}
+    for cell in spec.cells():
+        if rate := _mean_rate(cell.workload):
+            planned.setdefault(cell.workload.family, []).append((rate, cell.replicas))
+    decisive = max if spec.stress else min
+    counted = {name: decisive(loads, key=math.prod) for name, loads in planned.items()}
     return [
-        f"{name}: {rate:g} requests/s to each server make about {rate * min(spec.replicas) * record_s:.0f} requests in "
+        f"{name}: {rate:g} requests/s to each server make about {rate * replicas * record_s:.0f} requests in "
         f"{record_s:g} s. The objective can be called met only from {needed} requests on, even if none misses it."
-        for name, rate in rates.items()
-        if rate * min(spec.replicas) * record_s < needed
+        for name, (rate, replicas) in counted.items()
+        if rate * replicas * record_s < needed
     ]
+
+
+def _mean_rate(workload: WorkloadSpec) -> float | None:
+    """Requests per second to each replica over the recording; None in a closed loop, and of a trace."""
+    if (server := workload.server) is None:
+        return workload.scenario.rate if workload.scenario and workload.open_loop else None
+    if server.rate is None:
+        return None
+    return (server.rate + (server.rate if server.ramp_to is None else server.ramp_to)) / 2
 
 
 def _outcome(line: Line) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.campaign.runner import CampaignOutcome
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
+    from harness.spec import CampaignSpec
 
 
 def _campaigns(begun: str) -> list[str]:
@@ -102,7 +103,7 @@ def plan(
     """
     from harness.backends.base import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import certain, check_limits, estimate, expand, most
+    from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
@@ -128,6 +129,7 @@ def plan(
                 "csv_files": len(experiments) * len(experiments[0].metrics),
                 **asdict(cost),
                 "certain": {"experiments": len(sure), **asdict(least)},
+                **({"point": asdict(dearest_point(source.spec))} if source.spec.stress else {}),
                 "preflight": [
                     {name: str(getattr(issue, name)) for name in ("severity", "check", "message", "advice")}
                     for issue in findings
@@ -146,6 +148,8 @@ def plan(
     )
     if cost.duration_s < estimate(experiments).duration_s:
         output.sentence("These hours are those of its budget, which ends it before all of the experiments are run.")
+    if spec.stress is not None:
+        output.sentence(_of_points(spec))
     if spec.until_known is not None:
         output.sentence(f"At least {len(sure)} experiments (below), {_cost(least)}.")
     output.sentence(
@@ -161,6 +165,14 @@ def plan(
     if not findings:
         output.sentence("preflight: nothing speaks against it.")
     judged.refuse()
+
+
+def _of_points(spec: CampaignSpec) -> str:
+    """How long a stress campaign lasts at most, and what one of its points costs."""
+    from harness.campaign.plan import dearest_point, expand, most
+
+    points, cost, dearest = len(expand(spec)), most(spec), dearest_point(spec)
+    return f"At most {counted(points, 'point')} in {duration(cost.total_s)}; a point costs {_cost(dearest)}."
 
 
 def _cost(cost: CampaignCost) -> str:
@@ -247,11 +259,13 @@ def stress(
     """Raise the load of a campaign file with a section `stress` until something breaks, and say what and where."""
     from harness.campaign.source import read_source
 
-    if read_source(file).spec.stress is None:
+    spec = read_source(file).spec
+    if spec.stress is None:
         raise CampaignFileError(
             f"{file} has no section `stress`, so there is nothing to raise.",
             advice="Add e.g. `stress: {first: 1, most: 64, latency_limit_ms: {p99: 50}}`, or run it as it is: harness run",
         )
+    output.note(_of_points(spec))
     run(file, results=results, force=force, report=report, json=json)
 
 

@@ -181,6 +181,21 @@ def test_a_plan_too_short_for_its_objective_fails(tmp_path: Path) -> None:
     assert thresholds.too_short(parse_campaign(without_rate, origin="")) == []
 
 
+@pytest.mark.parametrize(("most", "enough"), [(8, False), (16, True)])
+def test_a_plan_that_raises_the_rate_is_judged_by_the_load_it_may_come_to(
+    tmp_path: Path, most: int, enough: bool
+) -> None:
+    raised = f"{SERVED}stress: {{load: rate, first: 2, most: {most}}}\n".replace("rate: 10", "rate: 1")
+    text = raised.replace("[1, 2]", "[1]").replace("SECONDS", "30")
+
+    spec = parse_campaign(text, origin="")
+    done = plan(tmp_path, text, "--json")
+
+    assert bool(thresholds.too_short(spec)) is not enough
+    point = json.loads(done.stdout)["point"]
+    assert (point["duration_s"], point["starts_s"]) == (30 + 30 + 10, pytest.approx(4.8))
+
+
 @pytest.mark.parametrize("allowed", [0.01, 0.001])
 def test_so_many_requests_of_which_none_is_missed_keep_a_share_and_one_less_does_not(allowed: float) -> None:
     def upper(number: int) -> float:
