@@ -9,11 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ from harness.metrics.recorder import ReplicaTarget
 from harness.results import layout
 from harness.results.files import read_object
 from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec
+from harness.traffic.http_answer import BrokenAnswerError
+from harness.traffic.http_page import fetch
 
 CAMPAIGN_VARIABLE = "HARNESS_CAMPAIGN_ID"
 """In the environment of every process of a campaign: its id."""
@@ -135,12 +136,10 @@ class LocalReplica:
         if status.get("phase") != "serving":
             return False
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{status['port']}/health", timeout=HEALTH_TIMEOUT_S
-            ) as answer:
-                return bool(answer.status == 200)
-        except (urllib.error.URLError, OSError):
-            return False  # 503 until it has served, or not listening yet: asked again until the deadline
+            head, _ = fetch(f"http://127.0.0.1:{status['port']}/health", {}, timeout_s=HEALTH_TIMEOUT_S)
+        except (OSError, BrokenAnswerError):
+            return False  # not listening yet: asked again until the deadline
+        return head.status == HTTPStatus.OK  # 503 until it has served
 
     def require_layer(self) -> None:
         """Raise BackendError when it runs without the library of its layer, which the loader leaves out with a mere remark."""

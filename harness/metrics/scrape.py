@@ -23,16 +23,15 @@ from harness.errors import MetricsError
 from harness.metrics.catalogue import LATENCY, PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS, REQUESTS
 from harness.metrics.rows import Missing
 from harness.traffic.exposition import split
+from harness.traffic.http_answer import AnswerParser, BrokenAnswerError
+from harness.traffic.http_page import MOST_BYTES, metrics_text
 
 _RECEIVE_BYTES = 1 << 18
-_MAX_ANSWER_BYTES = 1 << 24
 _CONNECT_TIMEOUT_S = 0.05
 """Replicas listen on this machine: a connection that takes longer is a replica that is not there."""
 _OURS = ("inference_", '{"inference_')
 _BOUND = re.compile(r'[{,]le="(\+Inf|[-+.\deE]+)"')
-_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
 _NAME = re.compile(r'\{"([^"]*)"|([^{]+)')
-_HTML = re.compile(rb"\r\ncontent-type:\s*text/html", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +169,17 @@ class _Connection:
             "Accept-Encoding: identity\r\nConnection: keep-alive\r\n\r\n"
         ).encode()
         self.socket: socket.socket | None = None
-        self._answer = bytearray()
+        self._answer = AnswerParser()
+        self._body: list[bytes] = []
+        self._received_bytes = 0
         self._fresh = False
         self.parser = ReplicaParser()
 
     def send(self) -> None:
         """Send one request, over the open connection or a new one. Raises OSError."""
-        self._answer.clear()
         if self.socket is not None:
             try:
-                self._fresh = False
+                self._begin(fresh=False)
                 self.socket.sendall(self._request)
             except OSError:
                 self.close()
@@ -188,7 +188,8 @@ class _Connection:
 
     def _connect(self) -> None:
         self.socket = socket.create_connection(self._address, timeout=_CONNECT_TIMEOUT_S)
-        self._fresh = True
+        self._answer = AnswerParser()
+        self._begin(fresh=True)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.socket.sendall(self._request)
@@ -197,8 +198,12 @@ class _Connection:
             self.close()
             raise
 
+    def _begin(self, *, fresh: bool) -> None:
+        self._answer.begin()
+        self._body, self._received_bytes, self._fresh = [], 0, fresh
+
     def receive(self) -> str | None:
-        """Take what has arrived; the body once it is complete. Raises OSError or MetricsError."""
+        """Take what has arrived; the page once it is complete. Raises OSError or MetricsError."""
         if self.socket is None:
             raise MetricsError("the connection is closed")
         try:
@@ -207,18 +212,26 @@ class _Connection:
             return None
         except OSError:
             data = b""
-        if not data and not self._answer and not self._fresh:
+        if not data and not self._received_bytes and not self._fresh:
             # The server had closed the idle connection: that is no failure, ask again on a new one.
             self.close()
             self._connect()
             return None
-        self._answer += data
-        if len(self._answer) > _MAX_ANSWER_BYTES:
-            raise MetricsError("the answer is larger than 16 MiB")
-        body = _complete_body(bytes(self._answer))
-        if body is None and not data:
-            raise MetricsError("the connection closed in mid-answer")
-        return body
+        self._received_bytes += len(data)
+        if self._received_bytes > MOST_BYTES:
+            raise MetricsError(f"the answer is larger than {MOST_BYTES >> 20} MiB")
+        try:
+            if data:
+                self._body += self._answer.feed(data)
+            else:
+                self._answer.end()
+            if not self._answer.complete or self._answer.head is None:
+                return None
+            if not self._answer.keeps_open:
+                self.close()
+            return metrics_text(self._answer.head, b"".join(self._body))
+        except (BrokenAnswerError, ValueError) as error:
+            raise MetricsError(str(error)) from error
 
     def close(self) -> None:
         """Close; the next request opens a new connection."""
@@ -299,19 +312,3 @@ class Scraper:
 
 def _name(error: OSError) -> str:
     return "timed out" if isinstance(error, TimeoutError) else (error.strerror or type(error).__name__).lower()
-
-
-def _complete_body(answer: bytes) -> str | None:
-    """Body of an answer, whose length a replica always says; None while it is not complete."""
-    head, separator, body = answer.partition(b"\r\n\r\n")
-    if not separator:
-        return None
-    version, _, code = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-    if not version.startswith("HTTP/") or not code.startswith("200"):
-        raise MetricsError(f"the server answered {code[:40] or 'no HTTP'!r}")
-    if _HTML.search(head):
-        raise MetricsError("the answer is a page in HTML, such as one to log in")
-    length = _LENGTH.search(head)
-    if length is None:
-        raise MetricsError("the answer does not say its length")
-    return body[: int(length[1])].decode("utf-8", "replace") if len(body) >= int(length[1]) else None

@@ -149,7 +149,8 @@ class AnswerParser:
 
     def on_body(self, piece: bytes) -> None:
         """Some of the body."""
-        self._pieces.append(piece)
+        if not self.complete:
+            self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
         """The answer, or one before it, has ended."""

@@ -19,7 +19,7 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from harness.replica.engine.servers import HOST, takes_connections
+from harness.replica.engine.readiness import HOST, takes_connections
 from harness.replica.engine.workload import Families, ServerLedger, ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import ServerSpec

@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis.statistics import t_interval
-from harness.replica.engine.servers import answers_200, takes_connections
+from harness.replica.engine.readiness import answers_200, takes_connections
 from harness.results.requests import read
 from harness.traffic.records import OK
 from tests.support import random_vlm

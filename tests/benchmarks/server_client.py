@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.replica.engine.servers import HOST
+from harness.replica.engine.readiness import HOST
 from harness.replica.engine.workload import Families, ServerLedger, ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import Protocol, ServerSpec

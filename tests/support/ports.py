@@ -2,7 +2,8 @@
 
 import contextlib
 
-from harness.replica.engine.servers import HOST, claimed_port
+from harness.replica.engine.readiness import HOST
+from harness.replica.engine.servers import claimed_port
 
 _CLAIMS = contextlib.ExitStack()
 

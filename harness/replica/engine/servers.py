@@ -1,55 +1,38 @@
-"""The server that a replica asks: its own process, one in the next container of its pod, or one that runs already; and its metrics."""
+"""The server that a replica asks: its own process, one in the next container of its pod, or one that runs already."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import random
 import re
 import signal
 import socket
 import subprocess
-import sys
-import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
+from harness.replica.engine.readiness import HOST, PROC, Readiness, listening, open_files, takes_connections
 from harness.replica.errors import CannotBeMetError, WorkloadError
 from harness.replica.status import mps_limits
 from harness.spec.replica import ReplicaSpec
 from harness.spec.server import ServerSpec
-from harness.traffic.exposition import HTML, read
 
-HOST = "127.0.0.1"
 LOG_NAME = "server.log"
 POLL_S = 0.1
-ASK_TIMEOUT_S = 2.0
 LAST_LINES = 5
 PORTS = range(16_384, 30_720)
 """Below what Linux hands to outgoing connections, and below Kubernetes' node ports."""
 LAST_BYTES = 4096
 LAST_WORDS_S = 10.0
-PROC = Path("/proc")
 _CUDA_CONTEXT = "/dev/nvidia-uvm"
 """Whoever has a CUDA context has mapped it; NVML, cuInit and ``torch.cuda.is_available()`` open it and map nothing of it."""
 _PAUSE = "1"
 """The process that holds a pod together, often another user's."""
-_LISTENS = "0A"
 _UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]+")
-FILE_NAME = "engine_metrics.csv"
-COLUMNS = ("timestamp", "series", "value")
-UP = "up"
-UNREAD = "unread_lines"
-PAGE_TIMEOUT_S = 5.0
-MOST_BYTES = 16 << 20
 
 
 class RunningServer:
@@ -81,7 +64,7 @@ class SidecarServer(RunningServer):
 
     def __init__(self, server: ServerSpec) -> None:
         super().__init__(f"http://{HOST}:{server.pod_port}")
-        self._path = server.ready.path
+        self._readiness = Readiness(server.ready, self.port)
 
     def facts(self) -> dict[str, object]:
         """For ``replica.json``."""
@@ -89,15 +72,12 @@ class SidecarServer(RunningServer):
 
     def wait_until_up(self) -> None:
         """Return when the condition of ``ready`` holds."""
-        while not self._is_up():
+        while not self._readiness.holds():
             time.sleep(POLL_S)
 
     def stop(self) -> str:
         """Nothing: it ends with its pod."""
         return "left to its pod"
-
-    def _is_up(self) -> bool:
-        return answers_200(f"{self._url}{self._path}") if self._path else takes_connections(self.port)
 
 
 class ServerProcess(RunningServer):
@@ -147,7 +127,8 @@ class ServerProcess(RunningServer):
 
     def wait_until_up(self) -> None:
         """Return when the condition of ``ready`` holds."""
-        while not self._is_up():
+        readiness = Readiness(self._engine.ready, self.port, new_lines=self._new_lines, session=self._process.pid)
+        while not readiness.holds():
             self.require_alive()
             time.sleep(POLL_S)
         self.require_alive()  # something else may have answered on its port
@@ -187,14 +168,6 @@ class ServerProcess(RunningServer):
             file.seek(max(self.log.stat().st_size - LAST_BYTES, 0))
             lines = file.read().decode(errors="replace").splitlines()
         return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
-
-    def _is_up(self) -> bool:
-        ready = self._engine.ready
-        if ready.log:
-            return any(re.search(ready.log, line) for line in self._new_lines())
-        if ready.path:
-            return answers_200(f"http://{HOST}:{self.port}{ready.path}")
-        return takes_connections(self.port)
 
     def _new_lines(self) -> list[str]:
         """What it printed since the last call, in lines; the last one may go on in the next call."""
@@ -247,31 +220,13 @@ def claimed_port(host: str = HOST) -> Iterator[int]:
         return
 
 
-def takes_connections(port: int) -> bool:
-    """Whether something listens on a port of this machine, or pod."""
-    try:
-        socket.create_connection((HOST, port), timeout=ASK_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
-
-
-def answers_200(url: str) -> bool:
-    """Whether a GET of it is answered with 200."""
-    try:
-        with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as answer:  # noqa: S310 - http, of this machine
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
-
-
 def observed(port: int, proc: Path = PROC) -> dict[str, object]:
     """What the processes of the pod show of the GPU, for ``replica.json``.
 
     ``device``: cuda where one of them has a CUDA context, cpu where all can be seen and none has; empty: it cannot be told.
     ``mps_pipe_directory`` and ``mps_limits``: what the server was given; None: it cannot be told. ``device_uuid``: likewise, or empty.
     """
-    sockets = _listening(port, proc)
+    sockets = {place.file for place in listening(proc) if place.port == port}
     given: Mapping[str, str] | None = None
     computes = hidden = False
     for process in proc.glob("[0-9]*"):
@@ -279,7 +234,7 @@ def observed(port: int, proc: Path = PROC) -> dict[str, object]:
             continue
         try:
             computes |= _CUDA_CONTEXT in (process / "maps").read_text(errors="replace")
-            if given is None and not sockets.isdisjoint(_open_files(process)):
+            if given is None and not sockets.isdisjoint(open_files(process)):
                 given = _environment_of(process)
         except PermissionError:
             hidden = True
@@ -294,102 +249,6 @@ def observed(port: int, proc: Path = PROC) -> dict[str, object]:
     }
 
 
-def _listening(port: int, proc: Path) -> set[str]:
-    """The sockets that take connections at a port, as a process's files name them."""
-    sockets = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (proc / "net" / table).read_text().splitlines()[1:]
-        except OSError:
-            continue  # there is no IPv6
-        for line in lines:
-            _, local, _, state, *rest = line.split()
-            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
-                sockets.add(f"socket:[{rest[5]}]")
-    return sockets
-
-
-def _open_files(process: Path) -> list[str]:
-    files = []
-    for link in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a connection that was closed meanwhile
-            files.append(str(link.readlink()))
-    return files
-
-
 def _environment_of(process: Path) -> dict[str, str]:
     entries = (process / "environ").read_text(errors="replace").split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
-
-
-class OwnMetrics:
-    """Reads what a server publishes of itself (``vllm:*``, ``nv_inference_*``, ...) from a thread of its own, while it is entered.
-
-    ``engine_metrics.csv`` in ``folder`` has a line for each series when it is first seen and whenever its value has changed, and the
-    series ``up`` at every reading: 1, or 0 where the page could not be read, so that nothing missing is taken for unchanged. Lines
-    that cannot be read are left out and counted by the series ``unread_lines``; the first of them is in the replica's log.
-    Raises WorkloadError where the page cannot be read now, and OSError where the file cannot be written.
-    """
-
-    def __init__(self, url: str, headers: Mapping[str, str], *, step_s: float, folder: Path) -> None:
-        self._request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310 - http(s), as the harness made it
-        self._step_s = step_s
-        self._before: dict[str, str] = {}
-        self._quoted = False
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._go_on, name="engine-metrics", daemon=True)
-        try:
-            first = self._read()
-        except (OSError, HTTPException, ValueError) as error:
-            raise WorkloadError(
-                f"`server.metrics`: {url} gives no metrics ({error}); check its path and port."
-            ) from error
-        self._file = (folder / FILE_NAME).open("w", encoding="utf-8", newline="")
-        self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(COLUMNS)
-        self._write(first)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join(2 * PAGE_TIMEOUT_S)
-        with contextlib.suppress(ValueError):  # a reading that hangs may still hold it
-            self._file.close()
-
-    def _go_on(self) -> None:
-        due_s = time.monotonic() + self._step_s
-        while not self._over.wait(max(due_s - time.monotonic(), 0.0)):
-            due_s += self._step_s
-            try:
-                self._write(self._read())
-            except (OSError, HTTPException, ValueError):
-                self._write(None)
-        with contextlib.suppress(OSError, HTTPException, ValueError):
-            self._write(self._read())  # counters at the end of the load
-
-    def _read(self) -> dict[str, str]:
-        with urllib.request.urlopen(self._request, timeout=PAGE_TIMEOUT_S) as answer:  # noqa: S310
-            page, kind = answer.read(MOST_BYTES + 1), answer.headers.get_content_type()
-        if len(page) > MOST_BYTES:
-            raise ValueError(f"it is longer than {MOST_BYTES >> 20} MiB")
-        if kind == HTML:
-            raise ValueError("it is a page in HTML, such as one to log in")
-        values, unread = read(page.decode("utf-8", errors="replace"))
-        if unread:
-            values[UNREAD] = str(len(unread))
-            if not self._quoted:
-                left_out = f"{len(unread)} lines cannot be read and are left out, such as {unread[0][:200]!r}"
-                sys.stderr.write(f"replica: `server.metrics`: {left_out}\n")
-            self._quoted = True
-        return values
-
-    def _write(self, values: dict[str, str] | None) -> None:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        self._writer.writerow((now, UP, 0 if values is None else 1))
-        if values is not None:
-            changed = (item for item in values.items() if self._before.get(item[0]) != item[1])
-            self._writer.writerows((now, series, value) for series, value in changed)
-            self._before = values
-        self._file.flush()

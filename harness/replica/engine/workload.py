@@ -15,7 +15,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.servers import OwnMetrics, RunningServer, ServerProcess, SidecarServer
+from harness.replica.engine.own_metrics import OwnMetrics
+from harness.replica.engine.servers import RunningServer, ServerProcess, SidecarServer
 from harness.replica.errors import SettingError, WorkloadError
 from harness.replica.frontends import Frontend
 from harness.replica.metrics import RequestMetrics

@@ -14,7 +14,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from harness.replica.engine.servers import takes_connections
+from harness.replica.engine.readiness import takes_connections
 from harness.results.requests import GENERATED
 from harness.traffic.arrivals import of_targets
 from harness.traffic.generator import main

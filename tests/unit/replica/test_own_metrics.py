@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from harness.replica.engine.servers import FILE_NAME, OwnMetrics
+from harness.replica.engine.own_metrics import FILE_NAME, OwnMetrics
 from harness.replica.errors import WorkloadError
 from tests.support.processes import eventually
 
@@ -97,7 +97,7 @@ def test_a_page_to_log_in_is_no_metrics(serve, tmp_path):
 
 def test_a_page_that_is_not_there_is_said_before_anything_is_measured(serve, tmp_path):
     with pytest.raises(
-        WorkloadError, match=r"`server.metrics`: http://127.0.0.1:\d+/metrics gives no metrics \(HTTP Error 503"
+        WorkloadError, match=r"`server.metrics`: http://127.0.0.1:\d+/metrics gives no metrics \(HTTP 503"
     ):
         OwnMetrics(url(serve(None)), {}, step_s=1.0, folder=tmp_path)
 

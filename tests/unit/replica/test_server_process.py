@@ -8,7 +8,8 @@ import pytest
 
 from harness import supervisor
 from harness.replica.engine import servers as process_module
-from harness.replica.engine.servers import HOST, ServerProcess, claimed_port
+from harness.replica.engine.readiness import HOST
+from harness.replica.engine.servers import ServerProcess, claimed_port
 from harness.replica.errors import CannotBeMetError, WorkloadError
 from harness.spec.replica import ReplicaSpec
 from harness.spec.workload import WorkloadSpec

@@ -108,7 +108,7 @@ def test_it_is_up_when_its_port_takes_connections():
         server.bind(("127.0.0.1", 0))  # and does not listen
         waiting = SidecarServer(engine(port=server.getsockname()[1], ready={"tcp": True}))
         thread = threading.Thread(target=waiting.wait_until_up)
-        assert not waiting._is_up()
+        assert not waiting._readiness.holds()
         thread.start()
         server.listen()
         thread.join()
