@@ -1,8 +1,8 @@
 # ruff: noqa: INP001, S108 - Ansible loads this folder by its own rules, without a package; a path that is refused is not used
 """Judges every variable of the roles on the machine that runs Ansible, before a playbook changes anything.
 
-What each may be stands in roles/preflight/vars/values.yml; types and choices in the roles' argument specifications; what
-several have to be together in RULES below. A wrong one is refused with its name, what it is and what it may be.
+What each may be stands behind its value, in defaults/main.yml of its role or in inventory/group_vars/all; the kinds of text that
+are named there in roles/preflight/vars/kinds.yml; what several have to be together in RULES below. A wrong one is refused with its name, what it is and what it may be.
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 from ansible.release import __version__ as ansible_version
 
 OLDEST_ANSIBLE = (2, 19)
 ROLES = Path(__file__).parents[2] / "roles"
+DEFAULTS = [*sorted(ROLES.glob("*/defaults/main.yml")), *sorted(ROLES.glob("*/defaults/main/*.yml"))]
+# A name with its value, and behind that what it may be.
+DESCRIBED = re.compile(r"([a-z0-9_]+):(?: .*)?  # (.+)")
+# They are one role.
+ADDONS = ("runtime_class", "storage", "metrics_server", "node_exporter", "kube_state_metrics", "kepler")
 BYTES = {
     "": 1,
     "Ki": 1 << 10,
@@ -261,17 +267,52 @@ class WrongValueError(ValueError):
     """A value that its variable cannot have; says what it may be."""
 
 
-class Table:
-    """What every variable may be: the table's kinds and values, and the roles' specifications."""
+def described(text: str) -> dict[str, tuple[str, str]]:
+    """Of each variable of a file of defaults that says what it may be: the prose above it, and what stands behind its value."""
+    words: list[str] = []
+    found = {}
+    for line in text.splitlines():
+        if line.startswith("#"):
+            words.append(line.lstrip("# "))
+            continue
+        if variable := DESCRIBED.fullmatch(line):
+            found[variable[1]] = (" ".join(words), variable[2])
+        words = []
+    return found
 
-    def __init__(
-        self, kinds: Mapping[str, Any], values: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]
-    ) -> None:
-        self.kinds, self.values = kinds, values
-        self.roles = {name: role for role, options in specs.items() for name in options}
-        for addon in specs.get("addons", {"addons_names": {"default": ()}})["addons_names"]["default"]:
-            self.roles |= {name: addon for name, role in self.roles.items() if name.startswith(f"{addon}_")}
-        self.options = {name: option for options in specs.values() for name, option in options.items()}
+
+def option(said: str) -> dict[str, Any]:
+    """What a variable may be, as it stands behind its value.
+
+    bool; 1 to 5 or 9; one of a, b; list of KIND; dict of KIND: KIND; else the KIND of a text. A KIND in a list or a dict is a name of
+    kinds.yml, a dictionary of them, or [KIND] for a list.
+    """
+    if said == "bool":
+        return {"type": "bool"}
+    if said.startswith("one of "):
+        return {"type": "str", "choices": said.removeprefix("one of ").split(", ")}
+    if said[0].isdigit():
+        bounds = [part.split(" to ") for part in said.split(" or ")]
+        return {"type": "int", "ranges": [(int(pair[0]), int(pair[-1])) for pair in bounds]}
+    collection, of, kinds = said.partition(" of ")
+    inner = yaml.safe_load(kinds)
+    if collection == "list" and of:
+        return {"type": "list", "of": inner, "elements": "dict" if isinstance(inner, dict) else "str"}
+    if collection == "dict" and of:
+        ((key, value),) = inner.items()
+        return {"type": "dict", "key": key, "of": value}
+    return {"type": "str", "of": said}
+
+
+class Table:
+    """What every variable may be: the kinds of text; by variable, what it may be; and by variable, its role, where it is a role's."""
+
+    def __init__(self, kinds: Mapping[str, Any], values: Mapping[str, Any], roles: Mapping[str, str]) -> None:
+        self.kinds, self.values = kinds, {name: option(said) for name, said in values.items()}
+        self.roles = {
+            name: next((addon for addon in ADDONS if name.startswith(f"{addon}_")), role)
+            for name, role in roles.items()
+        }
 
     def unknown(self, names: Iterator[str] | list[str]) -> Iterator[str]:
         """Names with the prefix of a role that no role knows: each as a sentence."""
@@ -280,7 +321,7 @@ class Table:
             role = next((role for role, prefix in prefixes.items() if name.startswith(prefix)), None)
             if role is None:
                 continue
-            known = [one for one in self.options if self.roles[one] == role]
+            known = [one for one in self.roles if self.roles[one] == role]
             rest = {one.removeprefix(f"{role}_"): one for one in known}
             close = difflib.get_close_matches(name.removeprefix(f"{role}_"), rest, n=1, cutoff=CLOSE)
             if close:
@@ -304,28 +345,28 @@ class Table:
 
     def shown(self, name: str, value: Any) -> str:
         """A value as a message shows it: short, on one line, and no secret."""
-        kind = self.values[name]
-        inner = kind.get("value") if isinstance(kind, Mapping) else kind
-        if isinstance(inner, str) and self.kinds.get(inner, {}).get("hidden"):
+        inner = self.values[name].get("of")
+        if isinstance(inner, str) and self.kinds[inner].get("hidden"):
             return "not shown"
         text = CREDENTIALS.sub("...@", json.dumps(value, default=str)[:READ_CHARS])
         return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
     def read(self, name: str, value: Any) -> Any:
         """The value as the variable has it; WrongValueError with what it may be."""
-        kind = self.values[name]
-        option = self.options.get(name, {})
-        if kind == "bool":
+        may = self.values[name]
+        if may["type"] == "bool":
             return self.boolean(value)
-        if kind == "choice":
-            if not isinstance(value, str) or value not in option["choices"]:
-                raise WrongValueError(f"one of {', '.join(option['choices'])}")
-            return value
-        if option.get("type") == "dict":
-            return self.mapping(kind, value)
-        if option.get("type") == "list":
-            return self.sequence(kind, value)
-        return self.number(kind, value) if isinstance(kind, list) else self.text(kind, value)
+        if may["type"] == "int":
+            return self.number(may["ranges"], value)
+        if may["type"] == "list":
+            return self.sequence(may["of"], value)
+        if may["type"] == "dict":
+            return self.mapping(may["key"], may["of"], value)
+        if "choices" not in may:
+            return self.text(may["of"], value)
+        if not isinstance(value, str) or value not in may["choices"]:
+            raise WrongValueError(f"one of {', '.join(may['choices'])}")
+        return value
 
     @staticmethod
     def boolean(value: Any) -> bool:
@@ -337,9 +378,8 @@ class Table:
         raise WrongValueError("true or false")
 
     @staticmethod
-    def number(pairs: list[int], value: Any) -> int:
+    def number(ranges: list[tuple[int, int]], value: Any) -> int:
         """A whole number in one of the ranges, also as -e name=5 gives it."""
-        ranges = list(zip(pairs[::2], pairs[1::2], strict=True))
         plain = isinstance(value, int) and not isinstance(value, bool)
         text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value, re.ASCII)
         if (plain or text) and any(least <= int(value) <= most for least, most in ranges):
@@ -387,16 +427,16 @@ class Table:
             raise WrongValueError("a list in which nothing stands twice")
         return found
 
-    def mapping(self, kind: Mapping[str, Any], value: Any) -> dict[str, Any]:
+    def mapping(self, key: str, kind: Any, value: Any) -> dict[str, Any]:
         """A dictionary whose keys are all of one kind, and its values too."""
         if not isinstance(value, Mapping):
             raise WrongValueError("a dictionary")
         try:
-            keys = [self.text(kind["key"], key) for key in value]
+            keys = [self.text(key, one) for one in value]
         except WrongValueError as reason:
             raise WrongValueError(f"a dictionary, of which every key is {reason}") from None
         try:
-            return dict(zip(keys, (self.field(kind["value"], one) for one in value.values()), strict=True))
+            return dict(zip(keys, (self.field(kind, one) for one in value.values()), strict=True))
         except WrongValueError as reason:
             raise WrongValueError(f"a dictionary, of which every value is {reason}") from None
 
@@ -465,10 +505,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
 
     def table(self) -> Table:
         """What every variable may be."""
-        table = self.load(ROLES / "preflight/vars/values.yml")
-        paths = sorted(ROLES.glob("*/meta/argument_specs.yml"))
-        specs = {path.parts[-3]: self.load(path)["argument_specs"]["main"]["options"] for path in paths}
-        return Table(table["__preflight_kinds"], table["__preflight_values"], specs)
+        kinds = self.load(ROLES / "preflight/vars/kinds.yml")
+        values: dict[str, str] = dict(kinds["__preflight_without_default"])
+        roles: dict[str, str] = {}
+        for path in DEFAULTS:
+            found = described(path.read_text(encoding="utf-8"))
+            values |= {name: said for name, (_, said) in found.items()}
+            # The table of versions is no role's alone.
+            roles |= {name: path.parts[-3] for name in found if path.name == "main.yml"}
+        return Table(kinds["__preflight_kinds"], values, roles)
 
     def misunderstood(self, task_vars: Mapping[str, Any]) -> Iterator[str]:
         """The reason against a sudo whose question for a password this Ansible would wait for in vain."""
@@ -506,7 +551,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
     def defaults(self) -> dict[str, Any]:
         """The defaults of every role, that of the versions too: an inventory of its own need not have our group variables."""
         found: dict[str, Any] = {}
-        for path in [*ROLES.glob("*/defaults/main.yml"), *ROLES.glob("*/defaults/main/*.yml")]:
+        for path in DEFAULTS:
             found |= self.load(path)
         return found
 

@@ -1,4 +1,4 @@
-"""The roles as a collection: each stands by itself, and its README says what its specification says."""
+"""The roles as a collection: each stands by itself, and what is made of its defaults is of today."""
 
 import tree
 from ansible.parsing.dataloader import DataLoader
@@ -6,13 +6,16 @@ from ansible.template import Templar
 from tree import ROLES, ROOT
 
 import harness
-from scripts import role_readmes
+from scripts import roles
 from tests.support.cases import every
 
 
-@every(role_readmes.ROLES, lambda role: role.name)
-def test_the_readme_is_made_of_the_specification(role):
-    assert (role / "README.md").read_text() == role_readmes.readme(role), "run: python -m scripts.role_readmes"
+@every(roles.ROLES, lambda role: role.name)
+def test_readme_and_specification_are_made_of_the_defaults(role):
+    assert (role / "README.md").read_text() == roles.readme(role), "run: python -m scripts.roles"
+    if role.name in ROLES:
+        made = (role / "meta/argument_specs.yml").read_text()
+        assert made == roles.specification(role), "run: python -m scripts.roles"
 
 
 @every(ROLES)

@@ -25,11 +25,10 @@ def test_the_specification_says_what_the_defaults_say(role):
 
 
 @every(ROLES)
-def test_every_variable_is_described_in_prose_in_both_places(role):
-    text = (ROOT / "roles" / role / "defaults/main.yml").read_text()
-    for name, option in options(role).items():
-        assert re.search(rf"^# [A-Za-z`].+\n{name}:", text, re.MULTILINE), f"no line of prose before {name}"
-        assert option["description"].endswith("."), name
+def test_every_variable_is_described_and_says_what_it_may_be(role):
+    described = tree.action("judge_variables").described((ROOT / "roles" / role / "defaults/main.yml").read_text())
+    assert list(described) == list(defaults(role))
+    assert [name for name, (words, _) in described.items() if not re.fullmatch("[A-Za-z`0].+[.]", words)] == []
 
 
 @every(ROLES)

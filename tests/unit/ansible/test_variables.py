@@ -18,12 +18,13 @@ TABLE = tree.judged()
 UNJUDGED = {"expected.yml", "offline.yml", "campaign.yml", "judge.yml"}
 
 
-def kinds(value):
-    """The names of kinds that an entry of the table holds."""
-    if isinstance(value, str):
-        return {value} - {"bool", "choice"}
-    inner = value.values() if isinstance(value, dict) else value
-    return {name for one in inner if not isinstance(one, int) for name in kinds(one)}
+def kinds(may):
+    """The names of kinds of text that a variable may be of."""
+    of = [may[name] for name in ("key", "of") if name in may]
+    while [one for one in of if not isinstance(one, str)]:
+        inner = [one if isinstance(one, list) else one.values() for one in of if not isinstance(one, str)]
+        of = [one for one in of if isinstance(one, str)] + [one for several in inner for one in several]
+    return set(of)
 
 
 def refused(name, value):
@@ -47,20 +48,25 @@ def test_every_kind_is_used_and_says_what_it_is():
     assert all({"pattern", "rule"} & set(kind) and kind["is"] for kind in TABLE.kinds.values())
 
 
-@every(sorted(OPTIONS))
-def test_the_table_and_the_specification_are_of_one_type(name):
-    entry, kind = TABLE.values[name], OPTIONS[name]["type"]
-    if kind == "bool":
-        assert entry == "bool"
-    elif kind == "int":
-        assert isinstance(entry, list)
-        assert len(entry) % 2 == 0
-    elif "choices" in OPTIONS[name]:
-        assert entry == "choice"
-    elif kind == "dict":
-        assert set(entry) == {"key", "value"}
-    else:
-        assert kinds(entry)
+SAID = {
+    "bool": {"type": "bool"},
+    "0 or 576 to 9216": {"type": "int", "ranges": [(0, 0), (576, 9216)]},
+    "one of a-b, c": {"type": "str", "choices": ["a-b", "c"]},
+    "uri": {"type": "str", "of": "uri"},
+    "list of uri": {"type": "list", "of": "uri", "elements": "str"},
+    "list of {name: a, url: b}": {"type": "list", "of": {"name": "a", "url": "b"}, "elements": "dict"},
+    "dict of a: [b]": {"type": "dict", "key": "a", "of": ["b"]},
+}
+
+
+@every(sorted(SAID))
+def test_what_stands_behind_a_value_is_read(said):
+    assert judge.option(said) == SAID[said]
+
+
+def test_a_variable_is_its_prose_and_what_stands_behind_its_value():
+    text = "---\n# Head.\n\n# One\n# two.\na: '#'  # uri\nb:  # list of uri\n  - x  # uri\n# No more.\nc: 1\n"
+    assert judge.described(text) == {"a": ("One two.", "uri"), "b": ("", "list of uri")}
 
 
 def test_everything_as_shipped_is_right():

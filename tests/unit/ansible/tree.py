@@ -103,9 +103,12 @@ def specifications() -> dict[str, Any]:
 
 def judged() -> Any:
     """The judge's table of what every variable may be."""
-    values = load(ROOT / "roles/preflight/vars/values.yml")
-    table = action("judge_variables").Table
-    return table(values["__preflight_kinds"], values["__preflight_values"], specifications())
+    from ansible.parsing.dataloader import DataLoader
+
+    module = action("judge_variables").ActionModule
+    judge = module.__new__(module)
+    judge._loader = DataLoader()
+    return judge.table()
 
 
 @functools.cache
