@@ -34,7 +34,7 @@ from harness.results.requests import (
     to_rows,
 )
 from harness.spec import ExperimentSpec, ScenarioKind, ServerSpec
-from harness.spec.server import OPENAI
+from harness.spec.server import LANGUAGE
 from harness.traffic.records import ABANDONED, OK
 
 NOTE = "MLPerf-like; not an MLPerf result."
@@ -46,7 +46,7 @@ HELD_SHARE = 0.95
 LATE_MS, LATE_SHARE = 1.0, 0.05
 LONG_SHARE = 0.05
 REFUSED = 429
-_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens", "max_output_tokens", "options", "parameters"})
 """Fields of a user's own body that say how long an answer may be."""
 HUNG = 2.0
 """A request has no answer after so many times the longest one's: the server hangs."""
@@ -378,7 +378,7 @@ def _too_long(server: ServerSpec, requests: ClientRequests) -> list[Finding]:
         return []  # the most that was asked for is not in the campaign file
     most = length.max if length.stddev else min(max(round(length.mean), length.min), length.max)
     longer = int((requests.well["output_tokens"] > most).sum())
-    if server.protocol not in OPENAI or longer <= LONG_SHARE * len(requests.well):
+    if server.protocol not in LANGUAGE or longer <= LONG_SHARE * len(requests.well):
         return []
     message = (
         f"{longer} of {len(requests.well)} answers have more tokens than the {most} that were asked for at most: the server ignores "

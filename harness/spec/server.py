@@ -53,6 +53,14 @@ class Protocol(StrEnum):
     """One request with a body, one answer."""
     OPENAI_COMPLETIONS = "openai-completions"
     OPENAI_CHAT = "openai-chat"
+    OPENAI_RESPONSES = "openai-responses"
+    ANTHROPIC = "anthropic"
+    """Anthropic's messages."""
+    OLLAMA_GENERATE = "ollama-generate"
+    OLLAMA_CHAT = "ollama-chat"
+    """Ollama's own, a JSON object in each line."""
+    TRITON_GENERATE = "triton-generate"
+    """Triton's generate extension."""
     OIP = "oip"
     """Open Inference Protocol v2: tensors in, tensors out."""
     OIP_GRPC = "oip-grpc"
@@ -62,27 +70,51 @@ class Protocol(StrEnum):
 
 
 OPEN_INFERENCE = frozenset({Protocol.OIP, Protocol.OIP_GRPC})
-OPENAI = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_CHAT})
+LANGUAGE = frozenset(
+    {
+        Protocol.OPENAI_COMPLETIONS,
+        Protocol.OPENAI_CHAT,
+        Protocol.OPENAI_RESPONSES,
+        Protocol.ANTHROPIC,
+        Protocol.OLLAMA_GENERATE,
+        Protocol.OLLAMA_CHAT,
+        Protocol.TRITON_GENERATE,
+    }
+)
+"""Of language models: a prompt or a chat in, tokens out."""
+_WITH_IMAGE = LANGUAGE - {Protocol.OPENAI_COMPLETIONS, Protocol.TRITON_GENERATE}
+_WITH_AUDIO = frozenset({Protocol.OPENAI_CHAT})
 
 _PATHS = {
     Protocol.HTTP: "/",
     Protocol.OPENAI_COMPLETIONS: "/v1/completions",
     Protocol.OPENAI_CHAT: "/v1/chat/completions",
+    Protocol.OPENAI_RESPONSES: "/v1/responses",
+    Protocol.ANTHROPIC: "/v1/messages",
+    Protocol.OLLAMA_GENERATE: "/api/generate",
+    Protocol.OLLAMA_CHAT: "/api/chat",
+    Protocol.TRITON_GENERATE: "/v2/models/{model}/generate",
     Protocol.OIP: "/v2/models/{model}/infer",
 }
-
+_KEY_HEADERS = {Protocol.ANTHROPIC: "X-Api-Key"}
+_STREAM_SUFFIX = {Protocol.TRITON_GENERATE: "_stream"}
+"""Of the path."""
 
 _OF_PROTOCOLS = {
     **dict.fromkeys(("body", "method", "success"), frozenset({Protocol.HTTP})),
-    "extra_body": OPENAI,
-    "stream": OPENAI | {Protocol.OWN},
+    "extra_body": LANGUAGE,
+    "stream": LANGUAGE | {Protocol.OWN},
     "client": frozenset({Protocol.OWN}),
     "tensors": OPEN_INFERENCE,
     "model": frozenset(Protocol) - {Protocol.HTTP},
     "path": frozenset(Protocol) - {Protocol.OWN, Protocol.OIP_GRPC},
 }
 """What a field has an effect with."""
-_NEEDED = {Protocol.OWN: ("client",), **dict.fromkeys(OPEN_INFERENCE, ("tensors", "model"))}
+_NEEDED = {
+    Protocol.OWN: ("client",),
+    Protocol.TRITON_GENERATE: ("model",),
+    **dict.fromkeys(OPEN_INFERENCE, ("tensors", "model")),
+}
 
 
 class ReadySpec(StrictModel):
@@ -174,7 +206,11 @@ class ServerSpec(StrictModel):
         "/v2/health/ready} unless given.",
     )
     stop_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds to end after SIGTERM; then it is killed.")
-    protocol: Protocol = Field(Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc, own.")
+    protocol: Protocol = Field(
+        Protocol.HTTP,
+        description="http, openai-completions, openai-chat, openai-responses, anthropic, "
+        "ollama-generate, ollama-chat, triton-generate, oip, oip-grpc, own.",
+    )
     client: FactoryPath | None = Field(None, description="own: module:factory of its client; see docs/servers.md.")
     path: UrlPath | None = Field(None, description="Path of the requests; null means / or the protocol's own.")
     model: str | None = Field(None, description="Name of the model; null with openai and own: none is sent.")
@@ -183,8 +219,14 @@ class ServerSpec(StrictModel):
         min_length=1,
         description="oip, oip-grpc: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
     )
-    stream: bool = Field(True, description="OpenAI: server-sent events, token by token. own: the client tells each.")
-    extra_body: dict[str, Any] = Field({}, description="OpenAI: more fields of the body, e.g. {ignore_eos: true}.")
+    stream: bool = Field(
+        True, description="Language models: the answer comes token by token. own: the client says each."
+    )
+    extra_body: dict[str, Any] = Field(
+        {},
+        description="Language models: laid over the body, e.g. {ignore_eos: true}. null takes a field out, objects are merged, {prompt} and "
+        "{output_tokens} are filled in: {max_tokens: null, limit: '{output_tokens}'}.",
+    )
     method: Literal["GET", "POST"] = Field("POST", description="http: GET or POST.")
     body: str | dict[str, Any] | None = Field(
         None,
@@ -205,7 +247,8 @@ class ServerSpec(StrictModel):
     api_key_header: str = Field(
         "Authorization",
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
-        description="Header with the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key.",
+        description="Header with the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key, which is "
+        "that of anthropic unless given.",
     )
     requests: RequestsSpec = Field(RequestsSpec(), description="What is asked: synthetic texts or a file.")
     metrics: OwnMetricsSpec | None = Field(
@@ -263,7 +306,8 @@ class ServerSpec(StrictModel):
     @property
     def target(self) -> str:
         """Path of the requests."""
-        return self.path or _PATHS.get(self.protocol, "").format(model=quote(self.model or "", safe=""))
+        own = _PATHS.get(self.protocol, "").format(model=quote(self.model or "", safe=""))
+        return self.path or own + (_STREAM_SUFFIX.get(self.protocol, "") if self.stream else "")
 
     def with_files(self, place: Callable[[str], str]) -> ServerSpec:
         """The same with another path for each file that its requests are made of, in the order file, tokenizer, trace."""
@@ -365,20 +409,28 @@ class ServerSpec(StrictModel):
     def _images_and_sounds_have_a_place(self) -> Iterator[str]:
         for name in ("image", "audio"):
             given = self.requests.differs(name)
-            in_body = self.protocol is Protocol.HTTP and f"{{{name}}}" in json.dumps(self.body)
+            in_body = f"{{{name}}}" in json.dumps([self.body, self.extra_body])
             if in_body and not given:
-                yield f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`."
+                yield f"`{'body' if self.protocol is Protocol.HTTP else 'extra_body'}` holds {{{name}}}, and nothing says what that is: give `requests.{name}`."
             if given and self.requests.file is not None:
                 yield f"`requests.file` says what is asked: leave `{name}` out, or put it into the file."
-            if given and not in_body and self.protocol is not Protocol.OPENAI_CHAT:
-                yield f"`requests.{name}` goes with protocol openai-chat, or a `body` with {{{name}}}."
+            takes = _WITH_IMAGE if name == "image" else _WITH_AUDIO
+            if given and not in_body and self.protocol not in takes:
+                those = ", ".join(sorted(protocol.value for protocol in takes))
+                yield f"`requests.{name}` goes with protocol {those}, or a `body` or `extra_body` with {{{name}}}."
 
     @model_validator(mode="before")
     @classmethod
-    def _ready_as_the_protocol_says(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("protocol") == Protocol.OIP and not given.get("url"):
-            return {"ready": {"path": OIP_READY}, **given}
-        return given
+    def _as_the_protocol_says(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        protocol = given.get("protocol")
+        own: dict[str, Any] = {}
+        if protocol == Protocol.OIP and not given.get("url"):
+            own["ready"] = {"path": OIP_READY}
+        if isinstance(protocol, str) and protocol in _KEY_HEADERS:
+            own["api_key_header"] = _KEY_HEADERS[Protocol(protocol)]
+        return {**own, **given}
 
     @checked
     def _fields_of_the_protocol(self) -> Iterator[str]:

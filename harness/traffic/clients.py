@@ -16,7 +16,18 @@ from harness.spec.server import Protocol, ServerSpec
 from harness.traffic.framing import Event, Framing, Received, WholeBody, framing_of
 from harness.traffic.http_answer import AnswerHead, BrokenAnswerError, DroppedError, ForeignAnswerError
 from harness.traffic.http_client import HttpConnection, head_of, request_of
-from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, counted, read_whole
+from harness.traffic.protocols import (
+    DIALECTS,
+    UNKNOWN,
+    BadAnswerError,
+    Carries,
+    Counts,
+    EventStream,
+    Question,
+    body_of,
+    counted,
+    read_whole,
+)
 from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
 
 BEARER = "Authorization"
@@ -27,6 +38,8 @@ _MOST_SAID = 300
 _BEGIN_BYTES = 80
 _REDIRECTIONS = range(300, 400)
 _TOO_MANY = 429
+_HELD_S = 0.25
+"""How long a stream may stay open after it has said that it is over; then its connection is closed, and not kept."""
 
 
 class Client(ABC):
@@ -77,6 +90,7 @@ class ServerClient(Client):
         except (OSError, BrokenAnswerError) as error:
             exchange.status, exchange.said = BROKEN, str(error)
         exchange.end_ns = exchange.end_ns or time.perf_counter_ns()
+        exchange.asked_tokens = question.input_tokens
         if exchange.status == OK and exchange.input_tokens == UNKNOWN:
             exchange.input_tokens = question.input_tokens
         if exchange.said:  # a server may repeat the key that it does not take, and what it says is written down
@@ -101,7 +115,10 @@ class HttpClient(ServerClient):
         super().__init__(server)
         self._address = (host, port)
         self._tls = ssl.create_default_context() if tls else None
-        self._head = head_of(server.method, server.target, self._address, request_headers(server))
+        headers, dialect = request_headers(server), DIALECTS.get(server.protocol)
+        given = {name.lower() for name in headers}
+        ours = {name: value for name, value in dialect.headers.items() if name not in given} if dialect else {}
+        self._head = head_of(server.method, server.target, self._address, {**ours, **headers})
         self._success = server.success.status if server.protocol is Protocol.HTTP else OK
         self._idle: list[HttpConnection] = []
 
@@ -136,7 +153,12 @@ class HttpClient(ServerClient):
     async def _answer(self, connection: HttpConnection, request: bytes, reply: _Reply) -> AnswerHead:
         """Of one request; the connection is kept or closed."""
         try:
-            return await connection.ask(request, reply.take)
+            async with asyncio.timeout(None) as reply.limit:
+                return await connection.ask(request, reply.take)
+        except (TimeoutError, BrokenAnswerError):
+            if reply.head is None or not reply.over:
+                raise
+            return reply.head  # it had said that it is over: what became of the connection after that is not part of it
         finally:
             if connection.stale:
                 connection.close()
@@ -160,28 +182,38 @@ class _Reply:
         self._framing: Framing | None = None
         self._begin = b""
         self.arrived_ns = 0
-        """When the last event did."""
-        self._stream = EventStream()
+        """When the last event did that carries output or says the end."""
+        self.head: AnswerHead | None = None
+        self.limit: asyncio.Timeout | None = None
+        """Of the time in which the connection ends the answer, once that is over."""
+        self._stream = EventStream(server) if server.streams else None
 
     def take(self, head: AnswerHead, pieces: list[bytes], arrived_ns: int) -> None:
         """Some of its body. Raises BadAnswerError."""
         if self._framing is None:
             self._framing = self._framing_of(head, pieces[0])
             self._begin = pieces[0]
+        self.head = head
         for piece in pieces:
             self._hand_over(self._framing.feed(piece, arrived_ns))
+        if self.over and self.limit and self.limit.when() is None:
+            self.limit.reschedule(asyncio.get_running_loop().time() + _HELD_S)
+
+    @property
+    def over(self) -> bool:
+        """It has said that nothing more comes."""
+        return self._stream is not None and self._stream.over
 
     def end(self, head: AnswerHead) -> None:
         """It is whole, and its status is that of success: write down what it says. Raises BadAnswerError."""
-        if self._server.streams:
+        if self._stream:
             framing = self._framing or self._framing_of(head, b"")
             self._hand_over(framing.end())
             begin, cut = self._without_key(self._begin)[:_BEGIN_BYTES], self._without_key(framing.cut)
             counts = self._stream.end(Received(head, framing.kind, begin, cut))
         else:
-            counts = read_whole(self._server, self.body(head))
-        exchange = self._exchange
-        exchange.status, (exchange.input_tokens, exchange.output_tokens) = OK, counts
+            counts = read_whole(self._server, self.body(head), head.content_type)
+        write_counts(self._exchange, counts)
 
     def body(self, head: AnswerHead) -> bytes:
         """The whole body of an answer that is no stream."""
@@ -200,10 +232,26 @@ class _Reply:
         return framing_of(head, begin) if streams else WholeBody()
 
     def _hand_over(self, events: list[Event]) -> None:
+        if self._stream is None:
+            return
         for event in events:
-            self.arrived_ns = event.arrived_ns
-            if self._stream.take(event):
+            carried = self._stream.take(event)
+            if carried:
+                self.arrived_ns = event.arrived_ns
+            if carried > Carries.END:
                 self._exchange.token_ns.append(event.arrived_ns)
+                if carried is Carries.OUTPUT and not self._exchange.answer_ns:
+                    self._exchange.answer_ns = event.arrived_ns
+
+
+def write_counts(exchange: Exchange, counts: Counts) -> None:
+    """It was answered well."""
+    exchange.status = OK
+    exchange.input_tokens, exchange.output_tokens, exchange.source = (
+        counts.input_tokens,
+        counts.output_tokens,
+        counts.source,
+    )
 
 
 def refusal(head: AnswerHead, body: bytes) -> str:
@@ -261,12 +309,8 @@ class UserClient(ServerClient):
             raise
         except Exception as error:
             raise BadAnswerError(f"{type(error).__name__}: {error}") from error
-        exchange.input_tokens, exchange.output_tokens = counted(
-            {"prompt_tokens": said.get("input_tokens"), "completion_tokens": said.get("output_tokens")}
-        )
-        if exchange.output_tokens == UNKNOWN and self._server.streams:
-            exchange.output_tokens = len(exchange.token_ns)
-        exchange.status = OK
+        exchange.answer_ns = exchange.token_ns[0] if exchange.token_ns else 0
+        write_counts(exchange, counted(said, len(exchange.token_ns) if self._server.streams else 0))
 
 
 def server_key(server: ServerSpec) -> str:

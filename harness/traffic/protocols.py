@@ -1,166 +1,247 @@
-"""What a request's body is, and what its answer says: plain HTTP, OpenAI's completions and chat, the Open Inference Protocol.
+"""What a request's body is, and what its answer says, whatever the protocol: the dialects of language models, plain HTTP, tensors.
 
-A piece of a stream that carries text counts as one token: servers send one a piece. Where the server says how many there
-were (``usage``), its numbers are taken for the counts; times are always the client's.
+A piece of a stream that carries output counts as one token where neither the server nor the piece itself says how many there
+were; times are always the client's.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from harness.errors import LoadError
 from harness.spec.server import Protocol, ServerSpec
+from harness.traffic.dialects import anthropic, ollama, openai_chat, openai_completions, openai_responses, triton
+from harness.traffic.dialects.dialect import (
+    AUDIO,
+    IMAGE,
+    SHOWN_BYTES,
+    UNKNOWN,
+    Answer,
+    BadAnswerError,
+    Carries,
+    Counts,
+    ModelDialect,
+    Question,
+    error_in,
+    parsed,
+    positive,
+)
+from harness.traffic.dialects.recognised import foreign, recognised
 from harness.traffic.framing import Event, Received
+from harness.traffic.records import NONE, TokenSource
 
-UNKNOWN = -1
-IMAGE, AUDIO = "{image}", "{audio}"
-"""Where their base64 goes in a body."""
+__all__ = [
+    "AUDIO",
+    "IMAGE",
+    "UNKNOWN",
+    "BadAnswerError",
+    "Carries",
+    "Counts",
+    "EventStream",
+    "Question",
+    "body_of",
+    "counted",
+    "read_whole",
+]
 
-
-class BadAnswerError(Exception):
-    """The answer came whole and is none: not what the protocol says, an error in it, or the success condition is not met."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What one request asks; ``output_tokens`` at most.
-
-    ``messages`` are of a chat, in place of the prompt, ``body`` is whole, in place of all others, as an object or as it is sent.
-    ``input_tokens`` are the prompt's, by a tokenizer of the client's own.
-    """
-
-    output_tokens: int
-    prompt: str = ""
-    messages: list[Any] | None = None
-    body: Mapping[str, Any] | bytes | None = None
-    input_tokens: int = UNKNOWN
-
-
-Counts = tuple[int, int]
-"""Tokens in and out of an answer, UNKNOWN where nobody says them."""
-
-
-def counted(usage: object) -> Counts:
-    """As the server counted them."""
-    given = usage if isinstance(usage, dict) else {}
-    of_input, of_output = (
-        count if type(count) is int and count >= 0 else UNKNOWN
-        for count in (given.get("prompt_tokens"), given.get("completion_tokens"))
-    )
-    return of_input, of_output
+DIALECTS: Mapping[Protocol, ModelDialect] = {
+    Protocol.OPENAI_CHAT: openai_chat.DIALECT,
+    Protocol.OPENAI_COMPLETIONS: openai_completions.DIALECT,
+    Protocol.OPENAI_RESPONSES: openai_responses.DIALECT,
+    Protocol.ANTHROPIC: anthropic.DIALECT,
+    Protocol.OLLAMA_GENERATE: ollama.GENERATE,
+    Protocol.OLLAMA_CHAT: ollama.CHAT,
+    Protocol.TRITON_GENERATE: triton.DIALECT,
+}
+_WITHOUT_MESSAGES = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OLLAMA_GENERATE, Protocol.TRITON_GENERATE})
+_PROMPT, _OUTPUT_TOKENS = "{prompt}", "{output_tokens}"
+_PLACEHOLDER = re.compile(r"\{(?:prompt|output_tokens)\}")
+_DONE = b"[DONE]"
 
 
-def body_of(engine: ServerSpec, question: Question) -> bytes:
-    """The request's body."""
+def counted(given: Mapping[str, Any], pieces: int) -> Counts:
+    """Of a client of the user's own: ``input_tokens`` and ``output_tokens`` as it says them, else the pieces."""
+    of_input, of_output = positive(given.get("input_tokens")), positive(given.get("output_tokens"))
+    if of_output != UNKNOWN:
+        return Counts(of_input, of_output, TokenSource.USAGE, pieces)
+    return Counts(of_input, pieces, TokenSource.PIECES, pieces) if pieces else Counts(of_input)
+
+
+def body_of(server: ServerSpec, question: Question) -> bytes:
+    """The request's body. Raises LoadError where the protocol cannot send what is asked."""
     if isinstance(question.body, bytes):
         return question.body
     if question.body is not None:
         return json.dumps(question.body).encode()
-    if engine.protocol is Protocol.OWN:
+    if server.protocol is Protocol.OWN:
         return b""  # its client makes it
-    if engine.protocol is Protocol.HTTP:
-        if engine.body is None:
-            return b""
-        words = {"{prompt}": question.prompt, "{output_tokens}": str(question.output_tokens)}
-        filled = _filled(engine.body, words)
-        return filled.encode() if isinstance(filled, str) else json.dumps(filled).encode()
-    body: dict[str, Any] = {"max_tokens": question.output_tokens}
-    if engine.model is not None:
-        body["model"] = engine.model
-    if engine.protocol is Protocol.OPENAI_CHAT:
-        body["messages"] = question.messages or [{"role": "user", "content": _content(engine, question.prompt)}]
-    else:
-        body["prompt"] = question.prompt
-    if engine.stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    return json.dumps(body | dict(engine.extra_body)).encode()
+    words = {_PROMPT: question.prompt, _OUTPUT_TOKENS: str(question.output_tokens)}
+    if server.protocol is Protocol.HTTP:
+        if isinstance(server.body, str):
+            return _filled_text(server.body, words).encode()
+        return b"" if server.body is None else json.dumps(_filled(server.body, words)).encode()
+    if question.messages and server.protocol in _WITHOUT_MESSAGES:
+        raise LoadError(
+            f"a request has `messages`, and protocol {server.protocol.value} sends a prompt: use a protocol of a chat."
+        )
+    dialect = DIALECTS[server.protocol]
+    body = dialect.body(server, question)
+    if server.model is not None:
+        body["model"] = server.model
+    own = _filled(server.extra_body, words)
+    for limit in dialect.limits[1:]:
+        if own.get(limit) is not None:  # two limits in one request are refused
+            body.pop(dialect.limits[0], None)
+    return json.dumps(patched(body, own)).encode()
 
 
-def _content(engine: ServerSpec, prompt: str) -> str | list[dict[str, Any]]:
-    """Of a chat's message. What is filled in later is as large as an image, and JSON would look at each of its letters."""
-    parts: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
-    if engine.requests.image:
-        parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}})
-    if engine.requests.audio:
-        parts.append({"type": "input_audio", "input_audio": {"data": AUDIO, "format": "wav"}})
-    return parts if len(parts) > 1 else prompt
+def patched(body: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with the user's fields laid over it, as JSON Merge Patch (RFC 7396) says: null takes a key out, objects are merged."""
+    result = dict(body)
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, Mapping):
+            before = result.get(key)
+            result[key] = patched(before if isinstance(before, Mapping) else {}, value)
+        else:
+            result[key] = value
+    return result
 
 
-def read_whole(engine: ServerSpec, body: bytes) -> Counts:
+def read_whole(server: ServerSpec, body: bytes, content_type: str = "") -> Counts:
     """An answer that does not stream. Raises BadAnswerError."""
-    if engine.protocol is Protocol.HTTP:
-        if engine.success.contains.encode() not in body:
-            raise BadAnswerError(f"the answer does not contain {engine.success.contains!r}")
-        return UNKNOWN, UNKNOWN
-    content = _object(body)
-    results = "outputs" if engine.protocol is Protocol.OIP else "choices"
-    if not isinstance(content.get(results), list) or not content[results]:
-        raise BadAnswerError(f"the answer has no {results}: {body[:80]!r}")
-    return counted(content.get("usage"))
+    if server.protocol is Protocol.HTTP:
+        return _read_plain(server, body)
+    try:
+        content = parsed(body)
+    except ValueError as error:
+        raise BadAnswerError(foreign(body, server.protocol, content_type)) from error
+    _refuse_error(content, "answer")
+    if server.protocol is Protocol.OIP:
+        if not isinstance(content.get("outputs"), list) or not content["outputs"]:
+            raise BadAnswerError(f"the answer has no outputs: {body[:SHOWN_BYTES]!r}")
+        return Counts()
+    answer = Answer()
+    carried = DIALECTS[server.protocol].whole(answer, content)
+    if carried is None:
+        raise BadAnswerError(foreign(body, server.protocol, content_type))
+    if carried <= Carries.END:
+        raise BadAnswerError(f"the answer held no output: {body[:SHOWN_BYTES]!r}")
+    counts = answer.counts()
+    if counts.source == TokenSource.PIECES:  # it came in none
+        return Counts(counts.input_tokens)
+    return counts._replace(pieces=NONE)
 
 
 class EventStream:
-    """The events of an answer of OpenAI's protocols."""
+    """The events of one answer, as they arrive."""
 
-    def __init__(self) -> None:
-        self._pieces = 0
-        self._finished = False
-        self._usage: dict[str, Any] = {}
+    def __init__(self, server: ServerSpec) -> None:
+        self._protocol = server.protocol
+        self._dialect = DIALECTS[server.protocol]
+        self._answer = Answer()
+        self._refused = b""
 
-    def take(self, event: Event) -> bool:
-        """Whether the event carries text. Raises BadAnswerError."""
-        if event.data == b"[DONE]":
-            self._finished = True
-            return False
-        has_text = bool(event.data.strip()) and self._has_text(_object(event.data))
-        self._pieces += has_text
-        return has_text
+    @property
+    def over(self) -> bool:
+        """The server has said that nothing more comes."""
+        return self._answer.over
+
+    def take(self, event: Event) -> Carries:
+        """What the event carries. Raises BadAnswerError for an error, or an end that is a failure."""
+        data, answer = event.data, self._answer
+        if data == _DONE:
+            answer.over = True
+            before, answer.ended = answer.ended, True
+            return Carries.NOTHING if before else Carries.END
+        if not data.strip() or self._refused:
+            return Carries.NOTHING
+        try:
+            content = parsed(data)
+        except ValueError:
+            if event.name == "error":
+                raise BadAnswerError(f"the stream holds an error: {data[:SHOWN_BYTES]!r}") from None
+            self._refused = data
+            return Carries.NOTHING
+        if event.name == "error":
+            raise BadAnswerError(f"the stream holds an error: {json.dumps(content)}")
+        _refuse_error(content, "stream")
+        carried = self._dialect.event(answer, content, event.name)
+        if carried is None:
+            named = recognised(content)  # what nobody knows is no harm
+            self._refused = data if named and named[1] != self._protocol else b""
+            return Carries.NOTHING
+        if carried > Carries.END:
+            answer.pieces += 1
+            answer.reasoned |= carried is Carries.REASONING and self._protocol is not Protocol.OPENAI_RESPONSES
+        return carried
 
     def end(self, received: Received) -> Counts:
-        """The server's counts, else the pieces with text. Raises BadAnswerError when it was cut or held no text."""
-        if not self._finished:
-            cut = received.cut and f"its last event was complete: {received.cut[:80]!r}"
-            raise BadAnswerError(f"the stream ended before {cut or 'it was finished'}")
-        if not self._pieces:
-            raise BadAnswerError("the stream held no text")
-        of_input, of_output = counted(self._usage)
-        return of_input, self._pieces if of_output == UNKNOWN else of_output
-
-    def _has_text(self, event: Mapping[str, Any]) -> bool:
-        if "error" in event:
-            raise BadAnswerError(f"the stream holds an error: {json.dumps(event['error'])}")
-        if isinstance(usage := event.get("usage"), dict):
-            self._usage |= usage
-        choices = event.get("choices") or [{}]
-        choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
-        if choice.get("finish_reason"):
-            self._finished = True
-        delta = choice.get("delta") or {}
-        return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
+        """The numbers of tokens. Raises BadAnswerError where it was cut, held no output, or is of another dialect."""
+        kind = received.head.content_type
+        if self._refused or received.kind == "whole":
+            raise BadAnswerError(foreign(self._refused or received.begin, self._protocol, kind))
+        answer = self._answer
+        if not (answer.ended or (self._dialect.ends_by_closing and answer.pieces and not received.cut)):
+            cut = received.cut and f"its last event was complete: {received.cut[:SHOWN_BYTES]!r}"
+            begun = "" if answer.pieces else f"; it ({kind or 'no content type'}) begins {received.begin!r}"
+            raise BadAnswerError(f"the stream ended before {cut or 'it was finished'}{begun}")
+        if not answer.pieces:
+            raise BadAnswerError(
+                "the stream held no output: neither text nor reasoning, a refusal, sound or a call of a tool"
+            )
+        return answer.counts()
 
 
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(data)
-    except ValueError as error:
-        raise BadAnswerError(f"the answer is no JSON: {data!r}") from error
-    if not isinstance(content, dict):
-        raise BadAnswerError(f"the answer is no JSON object: {data!r}")
-    return content
+def _refuse_error(content: Mapping[str, Any], what: str) -> None:
+    if ("choices" not in content or "error" in content) and (error := error_in(content)):
+        raise BadAnswerError(f"the {what} holds an error: {json.dumps(error)}")
+
+
+def _read_plain(server: ServerSpec, body: bytes) -> Counts:
+    contains = server.success.contains.encode()
+    if contains not in body:
+        raise BadAnswerError(f"the answer does not contain {server.success.contains!r}")
+    if not contains and b'"error"' in body:
+        try:
+            error = parsed(body).get("error")
+        except ValueError:
+            return Counts()
+        if error:
+            raise BadAnswerError(
+                f"the answer holds an error: {json.dumps(error)}; say in `success` what an answer contains"
+            )
+    return Counts()
 
 
 def _filled(template: Any, words: Mapping[str, str]) -> Any:
     """The template with its placeholders filled in, in every text of it; one that is a whole text becomes a number where it is one."""
-    if isinstance(template, dict):
+    if isinstance(template, Mapping):
         return {key: _filled(value, words) for key, value in template.items()}
     if isinstance(template, list):
         return [_filled(value, words) for value in template]
     if not isinstance(template, str):
         return template
-    if template == "{output_tokens}":
+    if template == _OUTPUT_TOKENS:
         return int(words[template])
-    for name, value in words.items():
-        template = template.replace(name, value)
-    return template
+    return _PLACEHOLDER.sub(lambda place: words[place[0]], template)
+
+
+def _filled_text(template: str, words: Mapping[str, str]) -> str:
+    """In JSON, a prompt is written as JSON writes it."""
+    if _is_json(template):
+        words = {**words, _PROMPT: json.dumps(words[_PROMPT])[1:-1]}
+    return _PLACEHOLDER.sub(lambda place: words[place[0]], template)
+
+
+@functools.lru_cache(maxsize=16)
+def _is_json(template: str) -> bool:
+    try:
+        return isinstance(json.loads(_PLACEHOLDER.sub("0", template)), dict | list | str)
+    except ValueError:
+        return False

@@ -11,6 +11,7 @@ import sys
 import threading
 from array import array
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 
 OK, BROKEN, UNANSWERED, BAD_ANSWER, ABANDONED = 200, 0, -1, -2, -3
@@ -36,6 +37,19 @@ FLUSH_INTERVAL_S = 0.5
 _VALUE_BYTES = 8
 
 
+class TokenSource(IntEnum):
+    """Where the number of an answer's tokens is from."""
+
+    PIECES = 1
+    """The events of its stream that carried output: no fewer tokens than that."""
+    USAGE = 2
+    """What the server said."""
+    LISTED = 3
+    """The tokens that each piece names, with their log probabilities or numbers."""
+    USAGE_WITH_HIDDEN = 4
+    """What the server said, with tokens of reasoning that were never sent: no time per token can be had from it."""
+
+
 def nearest_rank(count: int, quantile: float) -> int:
     """Which of ``count`` ascending values, from 1, is the smallest that ``quantile`` of all do not exceed."""
     return math.ceil(quantile * count)
@@ -45,8 +59,10 @@ def nearest_rank(count: int, quantile: float) -> int:
 class Exchange:
     """A request to the server of index ``target``, and what became of it; times are of ``time.perf_counter_ns``.
 
-    ``token_ns`` has the arrival of each piece of text of a stream; ``said`` is why it failed, for people. ``repeated``: how
-    often it was sent again over a fresh connection, because the server had closed the one that was kept.
+    ``token_ns`` has the arrival of each piece of a stream that carries output, ``answer_ns`` that of the first one which is no
+    reasoning, 0 without one; ``source`` is where ``output_tokens`` is from, a TokenSource; ``said`` is why it failed, for people.
+    ``repeated``: how often it was sent again over a fresh connection, because the server had closed the one that was kept.
+    ``asked_tokens``: of the prompt, by the client's own tokenizer.
     """
 
     intended_ns: int
@@ -59,6 +75,9 @@ class Exchange:
     said: str = ""
     target: int = 0
     repeated: int = 0
+    answer_ns: int = 0
+    source: int = NONE
+    asked_tokens: int = NONE
 
     @property
     def send_error_ns(self) -> int:
@@ -74,6 +93,11 @@ class Exchange:
     def ttft_ns(self) -> int:
         """From the intended time to the first token; NONE without one."""
         return self.token_ns[0] - self.intended_ns if self.token_ns else NONE
+
+    @property
+    def ttfo_ns(self) -> int:
+        """From the intended time to the first token of the answer itself; NONE without one."""
+        return self.answer_ns - self.intended_ns if self.answer_ns else NONE
 
     @property
     def gaps_ns(self) -> list[int]:

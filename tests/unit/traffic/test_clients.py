@@ -16,7 +16,7 @@ from harness.traffic.framing import Event, Received
 from harness.traffic.http_answer import AnswerHead
 from harness.traffic.http_client import StampedSocket
 from harness.traffic.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
-from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
+from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange, TokenSource
 from tests.support.fake_streaming_server import Server
 from tests.support.raw_server import RawServer, whole
 from tests.unit.traffic.engines import HOST, chat, engine
@@ -93,10 +93,10 @@ def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
 def test_pieces_count_where_the_server_counts_no_tokens():
     (exchange,) = asked_of(Server(), engine(protocol="openai-completions"))
     assert exchange.output_tokens == 5
-    stream = EventStream()
+    stream = EventStream(chat())
     assert stream.take(Event(b'{"choices": [{"text": "a"}]}', 1))
     assert stream.take(Event(b'{"choices": [{"text": "b", "finish_reason": "stop"}]}', 2))
-    assert stream.end(RECEIVED) == (UNKNOWN, 2)
+    assert stream.end(RECEIVED) == (UNKNOWN, 2, TokenSource.PIECES, 2)
 
 
 def test_without_a_stream_there_are_counts_and_no_times_of_tokens():
@@ -212,7 +212,7 @@ def test_bodies_are_filled_in():
     ],
 )
 def test_a_stream_of_no_objects_or_one_that_is_cut_or_empty_is_a_bad_answer(data, message):
-    stream = EventStream()
+    stream = EventStream(chat())
     with pytest.raises(BadAnswerError, match=message):
         (stream.take(Event(data, 1)), stream.end(RECEIVED))
 

@@ -1,0 +1,1 @@
+"""How servers of language models are asked and how they answer: one file for each dialect."""
