@@ -25,7 +25,7 @@ from harness.results.layout import CAMPAIGN_YAML, LATENCIES, REQUESTS, experimen
 from harness.results.manifest import Status
 from harness.results.verification import verify_experiment
 from harness.sharing.modes import mode_of
-from harness.spec import CampaignSpec, CellSpec
+from harness.spec import CampaignSpec, CellSpec, SweptLoad
 from harness.spec.sharing import mode_in_words
 
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
@@ -206,6 +206,11 @@ class Cell:
         return "CPU" if on_cpu and all(on_cpu) and mode_of(self.sharing).takes_turns else self.mode
 
     @property
+    def load(self) -> SweptLoad | None:
+        """What it was asked, where the campaign sweeps a load."""
+        return next((run.data.manifest.experiment.load for run in self.experiments), None)
+
+    @property
     def used(self) -> list[MeasuredRun]:
         """The repeats that enter the averages."""
         return [experiment for experiment in self.experiments if experiment.used]
@@ -364,7 +369,10 @@ def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec 
     if spec is not None:
         planned = list(spec.cells())
         if not spec.stress:
-            planned.sort(key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2]))
+            names = list(dict.fromkeys(cell.workload.name for cell in planned))
+            planned.sort(
+                key=lambda cell: (names.index(cell.workload.name), spec.sharing.index(cell.sharing), cell.replicas)
+            )
         members = {key_of(cell): [] for cell in planned}
     for run in sorted(experiments, key=lambda run: run.key):
         members.setdefault(run.key, []).append(run)

@@ -16,7 +16,7 @@ from harness.analysis.metrics.attribution import ReplicaUse
 from harness.analysis.metrics.catalogue import ALL, OF_REPLICAS, ResultMetric
 from harness.results.manifest import Manifest
 from harness.sharing.modes import mode_of
-from harness.spec import ExperimentSpec
+from harness.spec import ExperimentSpec, SweptLoad
 
 DICTIONARY = "data_dictionary"
 REASONS = "missing_reasons"
@@ -75,6 +75,10 @@ def _share_percent(experiment: ExperimentSpec) -> float | None:
     return 100.0 if limited is None else limited
 
 
+def _load(part: Callable[[SweptLoad], Any]) -> Callable[[Manifest], Any]:
+    return lambda manifest: manifest.experiment.load and part(manifest.experiment.load)
+
+
 _ABOUT = (
     _word("campaign", "Name of its folder.", "campaign"),
     _word("experiment", "Its id, and the name of its folder.", "experiment_id"),
@@ -92,6 +96,14 @@ _ABOUT = (
         "How long a process has the GPU under time-slicing before the next one; empty where the campaign does not say.",
         "experiment.cell.time_slice",
     ),
+    _about(
+        "load",
+        "double",
+        "",
+        "What the campaign's sweep asks, in load_unit; null without one.",
+        _load(attrgetter("value")),
+    ),
+    _word("load_unit", "E.g. resident requests per GPU; null without a sweep.", _load(attrgetter("unit"))),
     _about(
         "mps_share_percent",
         "double",

@@ -37,8 +37,9 @@ COLUMNS = (
     *("workload", "sharing", "replicas"),
     *("measure", "unit", "mean", "ci95_low", "ci95_high", "cv", "runs", "verdict", "reason"),
     *("condition", "mps_limits", "time_slice", "device"),
+    *("load", "load_unit"),
 )
-"""``device`` is ``CPU`` where no replica was on a GPU, so that its sharing mode shared none; else empty."""
+"""``device`` is ``CPU`` where no replica was on a GPU, so that its sharing mode shared none; else empty. ``load`` is of a sweep."""
 
 
 def table(analysis: CampaignAnalysis) -> Table:
@@ -52,8 +53,10 @@ def table(analysis: CampaignAnalysis) -> Table:
                 numbers = [estimate.mean, estimate.low, estimate.high, estimate.cv, estimate.n]
             reason = cell.absent.get(name, "no run can be used") if estimate is None else estimate.note
             device = "CPU" if cell.mode_shown == "CPU" else ""
+            load = (cell.load.value, cell.load.unit) if cell.load else ("", "")
             head = (key.workload, key.sharing, key.replicas, name, unit)
-            rows.append([*head, *numbers, cell.badge, reason, key.condition, key.mps_limits, key.time_slice, device])
+            setting = (key.condition, key.mps_limits, key.time_slice, device, *load)
+            rows.append([*head, *numbers, cell.badge, reason, *setting])
     return Table([Column(name) for name in COLUMNS], rows)
 
 
@@ -91,6 +94,7 @@ def _cell_document(cell: Cell) -> dict[str, Any]:
     lines = [(name, unit, estimate) for name, unit, estimate in _lines(cell) if estimate is not None]
     return {
         **cell.key._asdict(),
+        **({"load": cell.load.model_dump(mode="json")} if cell.load else {}),
         "verdict": cell.badge,
         "runs": [experiment.name for experiment in cell.used],
         "left_out": [experiment.name for experiment in cell.experiments if not experiment.used],

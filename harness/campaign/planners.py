@@ -277,8 +277,12 @@ def most_repeats(source: CampaignSource, limit: int | None) -> int:
 def with_more_repeats(source: CampaignSource, more: Mapping[ConfigurationKey, int]) -> CampaignSource:
     """What ran, for the cells that need ``more`` repeats (one cell at least) and those between them in its matrix; as many of each."""
     spec, repeats = source.spec, max(more.values())
+    names = {key.workload for key in more}
+    wanted = [cell for cell in spec.cells() if cell.workload.name in names]
+    families = {cell.workload.family if cell.load else cell.workload.name for cell in wanted}
     axes = {
-        "workloads": [workload for workload in spec.workloads if workload.name in {key.workload for key in more}],
+        "workloads": [workload for workload in spec.workloads if workload.name in families],
+        "sweep": spec.sweep and spec.sweep.only({cell.load for cell in wanted if cell.load}),
         "sharing": [mode for mode in spec.sharing if mode.value in {key.sharing for key in more}],
         "replicas": [replicas for replicas in spec.replicas if replicas in {key.replicas for key in more}],
         "conditions": [beside for beside in spec.conditions if beside.name in {key.condition for key in more}],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from harness.spec.server import ServerSpec
     from harness.spec.sharing import MpsLimits, MpsSpec, Sharing
     from harness.spec.stress import StressLoad, StressSpec
+    from harness.spec.sweep import SweepSpec, SweptLoad
     from harness.spec.timing import FIRST_LOOK, MOST_REPEATS, Repeats, StopWhenKnown, Timing, UntilKnown
     from harness.spec.workload import Device, Execution, WorkloadSpec
 
@@ -23,12 +24,12 @@ __all__ = [
     "FIRST_LOOK", "MOST_REPEATS", "CampaignSpec", "CellSpec", "ConditionSpec", "Device", "Execution",
     "ExperimentSpec", "GrafanaCost", "KubernetesSpec", "LayerSpec", "Limits", "MpsLimits",
     "MpsSpec", "NeighbourSpec", "OnReplicaDeath", "Order", "Repeats", "ScenarioKind", "ScenarioSpec",
-    "ServerSpec", "Sharing", "SharingBy", "SloSpec", "StopWhenKnown", "StressLoad", "StressSpec", "Timing",
-    "Toleration", "UntilKnown", "WorkloadKind", "WorkloadSpec",
+    "ServerSpec", "Sharing", "SharingBy", "SloSpec", "StopWhenKnown", "StressLoad", "StressSpec", "SweepSpec",
+    "SweptLoad", "Timing", "Toleration", "UntilKnown", "WorkloadKind", "WorkloadSpec",
 ]  # fmt: skip
 
 _MODULES = (
-    *("workload", "server", "scenario", "timing", "sharing", "condition", "experiment", "stress"),
+    *("workload", "server", "scenario", "timing", "sharing", "condition", "sweep", "experiment", "stress"),
     *("pods", "kubernetes", "campaign"),
 )
 

@@ -16,6 +16,7 @@ from harness.spec.model import KUBERNETES, LOCAL, Apart, Lacking, OneOrSeveral, 
 from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import Interval, Mode, Modes, MpsSpec, Sharing, settings_under
 from harness.spec.stress import StressLoad, StressSpec
+from harness.spec.sweep import Per, SweepSpec, SweptLoad
 from harness.spec.timing import FIRST_LOOK, PRESETS, Repeats, RepeatsOrNumber, Timing, UntilKnown, short_by_scrapes
 from harness.spec.workload import RATE_IS_OF, WorkloadSpec, settings_of
 
@@ -76,6 +77,11 @@ class CampaignSpec(StrictModel):
         "{load: replicas, first: 1, most: 64, factor: 2, step: null, price_per_kwh: null, latency_limit_ms: {p99: 50}, "
         "precision: null, price_per_gpu_hour: null, least_gain_percent: 5, memory_limit_percent: 85}.",
     )
+    sweep: SweepSpec | None = Field(
+        None,
+        description="Measure every configuration under several loads, e.g. {concurrency: [4, 8, 16, 32], per: gpu} or "
+        "{rate: [2, 4, 8]}; null: under its own.",
+    )
     conditions: Annotated[list[ConditionSpec], Apart] = Field(
         [],
         description="Conditions to compare, the first being the baseline of all others; [] is one without a name. "
@@ -107,7 +113,8 @@ class CampaignSpec(StrictModel):
     def _can_be_counted(self) -> Iterator[str]:
         """Before anything makes the matrix."""
         points = len(self.replicas) * (len(self.stress.grid()) if self.stress else max(1, len(self.conditions)))
-        count = len(self.workloads) * len(self._modes()) * points * self.most_repeats
+        loads = len(self._loads())
+        count = len(self.workloads) * loads * len(self._modes()) * points * self.most_repeats
         if count > MAX_EXPERIMENTS:
             yield f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: split it into several files."
 
@@ -160,6 +167,17 @@ class CampaignSpec(StrictModel):
                 yield f"the workload {workload.name} has no batch to raise: only a closed loop has."
             if self.stress.load is StressLoad.RATE and not workload.has_rate:
                 yield f"the workload {workload.name} has no rate to raise: {RATE_IS_OF}"
+
+    @checked
+    def _sweep_can_be(self) -> Iterator[str]:
+        if self.sweep is None:
+            return
+        if self.stress is not None:
+            yield "`stress` raises the load itself: remove it, or the `sweep`."
+        if self.sweep.per is Per.GPU and self.kubernetes and self.kubernetes.gpus_per_replica > 1:
+            yield "`sweep.per` gpu divides a GPU's load among its replicas, and here a replica has several: say `per: replica`."
+        for workload, replicas in itertools.product(self.workloads, self.replicas):
+            yield from (f"`sweep`: {fault}" for fault in self.sweep.faults(workload, replicas, self.gpus))
 
     @checked
     def _sharing_can_be(self) -> Iterator[str]:
@@ -257,14 +275,24 @@ class CampaignSpec(StrictModel):
         if self.stress is not None:
             return [cell for cells in self.series() for cell in cells]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
-        matrix = itertools.product(self.workloads, self.sharing, self.replicas)
+        matrix = itertools.product(self.workloads, self._loads(), self.sharing, self.replicas)
         cells = [
-            CellSpec(*place, condition, *setting)
-            for place in matrix
-            for setting in settings_under(place[1], self.mps, self.time_slice)
+            CellSpec(
+                load.at(workload, replicas, self.gpus) if load else workload,
+                sharing,
+                replicas,
+                condition,
+                *setting,
+                load,
+            )
+            for workload, load, sharing, replicas in matrix
+            for setting in settings_under(sharing, self.mps, self.time_slice)
             for condition in conditions
         ]
         return [cell for cell in cells if self._fits(cell)]
+
+    def _loads(self) -> list[SweptLoad | None]:
+        return [*self.sweep.loads()] if self.sweep else [None]
 
     def series(self) -> list[list[CellSpec]]:
         """What a stress campaign may measure, by workload, sharing mode and number of replicas whose rate is raised, in ascending order."""

@@ -11,6 +11,7 @@ from pydantic import Field
 from harness.spec.condition import ConditionSpec, NeighbourSpec
 from harness.spec.model import Count, Fraction, Positive, StrictModel, checked
 from harness.spec.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
+from harness.spec.sweep import SweptLoad
 from harness.spec.timing import Timing
 from harness.spec.workload import WorkloadSpec
 
@@ -99,7 +100,10 @@ class Limits(StrictModel):
 
 
 class CellSpec(NamedTuple):
-    """One cell of the matrix: what is measured, under which condition, limits of MPS and time slice; None where the campaign names none."""
+    """One cell of the matrix: what is measured, under which condition, limits of MPS, time slice and load; None where the campaign names none.
+
+    The workload of a swept load has the load in its name, and its part of it.
+    """
 
     workload: WorkloadSpec
     sharing: Sharing
@@ -107,6 +111,7 @@ class CellSpec(NamedTuple):
     condition: ConditionSpec | None = None
     mps: MpsLimits | None = None
     turns: TimeSlice | None = None
+    load: SweptLoad | None = None
 
     def experiment_id(self, repeat: int) -> str:
         """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with limits of MPS or the time slice, and condition, before ``rep``."""
@@ -162,11 +167,13 @@ class ExperimentSpec(StrictModel):
     limits: Limits
     condition: ConditionSpec | None = Field(None, description="None: the campaign names no conditions.")
     slo: SloSpec | None = Field(None, description="None: the campaign names no objective.")
+    load: SweptLoad | None = Field(None, description="None: the campaign sweeps no load.")
 
     @property
     def cell(self) -> CellSpec:
         """The cell that this is a repeat of."""
-        return CellSpec(self.workload, self.sharing, self.replicas, self.condition, self.mps, self.time_slice)
+        setting = (self.condition, self.mps, self.time_slice, self.load)
+        return CellSpec(self.workload, self.sharing, self.replicas, *setting)
 
     @property
     def replicas_per_gpu(self) -> int:

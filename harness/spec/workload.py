@@ -202,6 +202,11 @@ class WorkloadSpec(StrictModel):
         return self.open_loop
 
     @property
+    def has_concurrency(self) -> bool:
+        """A number of its requests is on its way at any time, which could be another."""
+        return self.server is not None and not self.server.open_loop
+
+    @property
     def inputs_per_request(self) -> int:
         """What one request holds: a batch of the closed loop and of offline, a query of multi-stream, else one input."""
         if self.scenario is None or self.scenario.kind is ScenarioKind.OFFLINE:
@@ -220,6 +225,14 @@ class WorkloadSpec(StrictModel):
         if self.scenario is None or not self.open_loop:
             raise ValueError(f"the workload {self.name} has no rate: {RATE_IS_OF}")
         return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
+
+    def at_concurrency(self, requests: int) -> WorkloadSpec:
+        """The same workload with so many requests in flight to each replica. Raises ValueError without a closed loop of a server."""
+        if self.server is None or not self.has_concurrency:
+            raise ValueError(
+                f"the workload {self.name} has no concurrency: a `server` without `rate` and `trace` has one."
+            )
+        return self.model_copy(update={"server": self.server.model_copy(update={"concurrency": requests})})
 
     @checked
     def _server_alone(self) -> Iterator[str]:
