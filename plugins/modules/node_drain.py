@@ -20,7 +20,7 @@ description:
     still starting is waited for.
   - A cordon of this module has a mark, by which a later run, also one after a kill, knows it. One without the mark is
     somebody else's and stays.
-  - A node that does not get empty in time takes pods again.
+  - A node that does not get empty in time takes pods again. It is released once its kubelet of O(version) says that it is ready.
 options:
   node: {description: Name of the node., type: str, required: true}
   state:
@@ -30,7 +30,8 @@ options:
     default: drained
   emptydir: {description: Whether what pods keep in an emptyDir may be lost., type: bool, default: true}
   bare_pods: {description: Whether pods that nothing makes again may be deleted., type: bool, default: false}
-  timeout_s: {description: Seconds until the node has to be empty., type: int, default: 300}
+  version: {description: Upstream version that its kubelet has to run at before it is released; empty for any., type: str, default: ""}
+  timeout_s: {description: Seconds until the node has to be empty or ready., type: int, default: 300}
   kubeconfig: {description: Whose credentials., type: path, default: /etc/kubernetes/admin.conf}
   kubectl: {description: The binary., type: path, default: /usr/bin/kubectl}
 author: [the project]
@@ -252,8 +253,25 @@ class Drain:
         """Takes this module's cordon away; whether there was one."""
         marked = MARK in self.nodes().get(self.name, {"metadata": {}})["metadata"].get("annotations", {})
         if marked and not self.module.check_mode:
+            self.await_kubelet()
             self.patch(cordoned=False)
         return marked
+
+    def await_kubelet(self) -> None:
+        """Ends the module where the new kubelet does not take the node up in time: pods would come to one that is about to restart."""
+        wanted = self.module.params["version"]
+        while True:
+            node = self.nodes()[self.name]
+            runs = node.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", "")
+            if is_true(node, "Ready") and runs.startswith(f"v{wanted}" if wanted else ""):
+                return
+            if time.monotonic() > self.deadline_s:
+                self.module.fail_json(
+                    msg=f"{self.name} stays cordoned: within {self.module.params['timeout_s']} s its kubelet was not ready at"
+                    f" {wanted or 'any version'} (it says {runs or 'none'}). `journalctl --unit kubelet` there says why. Mend that and run again.",
+                    evicted=[],
+                )
+            time.sleep(RETRY_S)
 
 
 def main() -> None:
@@ -264,6 +282,7 @@ def main() -> None:
             "state": {"type": "str", "choices": ["judged", "drained", "released"], "default": "drained"},
             "emptydir": {"type": "bool", "default": True},
             "bare_pods": {"type": "bool", "default": False},
+            "version": {"type": "str", "default": ""},
             "timeout_s": {"type": "int", "default": 300},
             "kubeconfig": {"type": "path", "default": "/etc/kubernetes/admin.conf"},
             "kubectl": {"type": "path", "default": "/usr/bin/kubectl"},

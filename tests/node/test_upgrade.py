@@ -99,6 +99,13 @@ def test_the_upgrade_runs(upgraded: Run) -> None:
     assert upgraded.status == 0, upgraded.explain()
 
 
+def test_the_new_kubelet_runs_before_the_node_takes_pods_again(upgraded: Run) -> None:
+    assert upgraded.status == 0, upgraded.explain()
+    changed = [task.name for task in upgraded.changed]
+    started = next(at for at, name in enumerate(changed) if "Run the kubelet with its present binary" in name)
+    assert started < next(at for at, name in enumerate(changed) if "Let pods come to the node again" in name)
+
+
 def test_the_node_takes_pods_again(upgraded_playbooks: Playbooks, upgraded: Run) -> None:
     assert upgraded.status == 0, upgraded.explain()
     assert node(upgraded_playbooks) == (False, [])

@@ -74,6 +74,7 @@ def run(monkeypatch, cluster, state="drained", *, check_mode=False, **options):
         "node": "n0",
         "emptydir": True,
         "bare_pods": False,
+        "version": "",
         "timeout_s": 0,
         "kubeconfig": "k",
         "kubectl": "kubectl",
@@ -254,3 +255,22 @@ def test_only_a_machine_with_something_to_change_is_drained(changed, given, outd
     known = plain | {"__preflight_probe": {"probe": {"packages": packages}}, "ansible_facts": facts} | given
     wanted = {name: names[name] for name in names if name.endswith(("wanted", "found", "outdated"))}
     assert tree.template(wanted, known)["__kubernetes_packages_outdated"] is outdated
+
+
+@pytest.mark.parametrize(
+    ("status", "released"),
+    [
+        ({**READY, "nodeInfo": {"kubeletVersion": "v1.36.4"}}, True),
+        ({**READY, "nodeInfo": {"kubeletVersion": "v1.35.8"}}, False),
+        ({**STARTING, "nodeInfo": {"kubeletVersion": "v1.36.4"}}, False),
+    ],
+)
+def test_a_node_is_released_when_its_new_kubelet_is_ready_and_not_before(monkeypatch, status, released):
+    cluster = Cluster(cordoned=True, marked=True)
+    cluster.nodes[0]["status"] = status
+    if released:
+        assert run(monkeypatch, cluster, "released", version="1.36.4")["changed"]
+    else:
+        assert "n0 stays cordoned" in refused(monkeypatch, cluster, "released", version="1.36.4")
+    assert cluster.is_marked == (not released, not released)
+    assert run(monkeypatch, Cluster(), "released", version="9")["changed"] is False
