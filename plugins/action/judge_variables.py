@@ -60,6 +60,8 @@ TAKEN_PORTS = (2379, 2380, 2381, 5473, 6443, 9098, 9099, 10248, 10249, 10250, 10
 # Words that other roles' variables begin with as well: there, only a name close to one of ours is a misspelt one.
 COMMON = ("grafana", "kernel", "kepler", "prometheus", "storage", "swap", "worker")
 CLOSE = 0.75
+# Of one GPU, at most, on GPUs from Volta on.
+MPS_CLIENTS = 48
 SHOWN_CHARS = 80
 READ_CHARS = 1000
 # user:password@ of an address, whatever is wrong with it; a digest (image@sha256:...) is none.
@@ -249,6 +251,23 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         ("nvidia_driver_state", "nvidia_driver_version", "preflight_gpu_driver_min"),
         lambda state, version, least: state != "managed" or _driver(version) >= _driver(least),
         "the second must not be below the third, the oldest that runs the torch of the workload image",
+    ),
+    (
+        ("device_plugin_sharing", "device_plugin_mig_strategy"),
+        lambda sharing, strategy: sharing != "mps" or strategy == "none",
+        "MPS is not supported on MIG instances: share them by time-slicing, or set the second to none",
+    ),
+    (
+        ("device_plugin_sharing", "device_plugin_replicas"),
+        lambda sharing, replicas: (
+            sharing == "exclusive" or 2 <= replicas <= (MPS_CLIENTS if sharing == "mps" else replicas)
+        ),
+        f"a shared GPU has at least 2 slices, and under MPS at most {MPS_CLIENTS}, its clients",
+    ),
+    (
+        ("device_plugin_mig_profiles", "device_plugin_mig_strategy"),
+        lambda profiles, strategy: not profiles or strategy != "none",
+        "the first divides the GPUs, so that the second has to be single or mixed",
     ),
     (
         ("runtime_class_name", "dcgm_exporter_runtime_class"),
@@ -451,6 +470,33 @@ def one_control_plane(task_vars: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def misplaced(task_vars: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """The reasons against a host that would be two machines, or have another's name."""
+    host, groups = task_vars["inventory_hostname"], task_vars.get("groups", {})
+    workers = groups.get("workers", ())
+    if host in workers and host in groups.get("control_plane", ()):
+        yield f"{host} is in control_plane and in workers. Leave it in one of them: a control plane runs pods, too."
+    name = given.get("worker_node_name")
+    if host in workers and name and name == given.get("control_plane_node_name"):
+        yield f"worker_node_name is {name}, which is the control plane's (control_plane_node_name). Each node needs a name of its own."
+
+
+def in_no_group(task_vars: Mapping[str, Any]) -> list[str] | None:
+    """Of a host that no playbook here works on: the reason where there is no other, none where it is a guest; None for ours."""
+    groups = task_vars.get("groups", {})
+    if task_vars["inventory_hostname"] in [*groups.get("control_plane", ()), *groups.get("workers", ())]:
+        return None
+    if groups.get("control_plane"):
+        return []
+    others = ", ".join(sorted(set(groups) - {"all", "ungrouped"})) or "none"
+    return [
+        (
+            f"The inventory has no host in the group control_plane, where the playbooks look for the machine (its groups: {others}). Put one there,"
+            " and machines that join it into workers."
+        )
+    ]
+
+
 def bridged_alone(task_vars: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
     """The reason against a bridge that would have to reach another machine."""
     workers = list(task_vars.get("groups", {}).get("workers", ()))
@@ -547,6 +593,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         yield from self.resolve(table, task_vars, defaults, given)
         yield from table.wrong(given)
         yield from bridged_alone(task_vars, given)
+        yield from misplaced(task_vars, given)
 
     def defaults(self) -> dict[str, Any]:
         """The defaults of every role, that of the versions too: an inventory of its own need not have our group variables."""
@@ -576,7 +623,9 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         super().run(tmp, task_vars)
         variables = task_vars or {}
         given: dict[str, Any] = {}
-        reasons = list(too_old(ansible_version)) or [*self.misunderstood(variables), *self.reasons(variables, given)]
+        reasons = list(too_old(ansible_version)) or in_no_group(variables)
+        if reasons is None:
+            reasons = [*self.misunderstood(variables), *self.reasons(variables, given)]
         if not reasons:
             today = dt.datetime.now(dt.UTC).date()
             return {"changed": False, "warnings": ended(given, today)}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -148,6 +149,11 @@ def read(module: AnsibleModule, assumed: int) -> list[dict[str, Any]]:
     return [{"index": index, **device} for index in range(assumed)]
 
 
+def virtual(devices: list[dict[str, Any]]) -> list[str]:
+    """Those that a hypervisor made: a vGPU's name ends with its memory in GB and the letter of its licence."""
+    return [f"GPU {one['index']} ({one['name']})" for one in devices if re.search(r"-\d{1,2}[ABCQ]$", one["name"])]
+
+
 def divided(devices: list[dict[str, Any]], profiles: list[str]) -> list[dict[str, Any]]:
     """The devices as they are once the machine is divided into these instances; as they are for none."""
     return [{**one, "mig": True, "instances": profiles} for one in devices] if profiles else devices
@@ -174,6 +180,11 @@ def main() -> None:
     if asked["wanted"] and not devices:
         module.fail_json(
             msg="the driver shows no GPU (`nvidia-smi -L` is empty): see `dmesg | grep -i nvrm`, or reboot."
+        )
+    if guests := virtual(devices):
+        module.warn(
+            f"{asked['node']}: {', '.join(guests)} is a virtual GPU (vGPU). Without a licence it is slowed down after minutes (`nvidia-smi -q | grep"
+            " -i licen`), its neighbours on the host are in every figure, and it has neither MIG nor locked clocks of its own."
         )
     wrong = contradictions(devices, asked["sharing"], asked["replicas"], asked["mig_strategy"]) if devices else []
     if devices and asked["profiles"] and asked["mig_strategy"] == "none":

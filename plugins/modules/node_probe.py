@@ -144,7 +144,8 @@ def gpu() -> dict[str, Any]:
 
 def has_driver(modules: Path) -> bool:
     """Whether a kernel's folder of modules has NVIDIA's."""
-    return "/nvidia.ko" in (read(modules / "modules.dep") or "")
+    # Debian's packages call it nvidia-current.
+    return re.search(r"/nvidia(-current)?\.ko", read(modules / "modules.dep") or "") is not None
 
 
 def has_module(name: str) -> bool:
@@ -198,6 +199,15 @@ def only_ipv6(table: str, with_ipv4: dict[str, str]) -> list[str]:
     rows = [line.split() for line in table.splitlines()]
     names = {row[5] for row in rows if len(row) > 5 and row[3] == GLOBAL and not CLUSTER_INTERFACES.fullmatch(row[5])}
     return sorted(names - set(with_ipv4))
+
+
+PROXY = r"^\s*(?:export\s+)?((?:https?|all)_proxy)=\S"
+
+
+def etcd_address(manifest: str) -> str | None:
+    """The address that kubeadm has bound etcd to, by its manifest; None where this machine has no etcd of its."""
+    match = re.search(r"--advertise-client-urls=https://([0-9.]+):", manifest)
+    return match[1] if match else None
 
 
 def login_user() -> str:
@@ -362,6 +372,8 @@ def machine() -> dict[str, Any]:
         "login_user": user,
         "login_home": home_of(user),
         "kubelet_joined": Path("/var/lib/kubelet/config.yaml").exists(),
+        "proxies": sorted(set(re.findall(PROXY, read("/etc/environment") or "", re.MULTILINE | re.IGNORECASE))),
+        "etcd_address": etcd_address(read("/etc/kubernetes/manifests/etcd.yaml") or ""),
         "measuring": Path("/etc/node-profile.json").exists(),
     }
 

@@ -113,6 +113,17 @@ def test_what_a_row_does_not_say_is_left_out_and_a_broken_gpu_is_named_beside_th
     assert "nvidia.com/gpu.compute.major" not in jetson
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("NVIDIA A16-4Q", True), ("GRID V100D-8C", True), ("NVIDIA A16", False), ("NVIDIA H100-80GB", False)],
+)
+def test_a_gpu_that_a_hypervisor_made_is_said_to_be_one(monkeypatch, name, said):
+    warned = []
+    monkeypatch.setattr(FakeModule, "warn", lambda _self, text: warned.append(text), raising=False)
+    run(monkeypatch, ROW.replace("NVIDIA A16", name))
+    assert [f"GPU 0 ({name}), GPU 1 ({name}) is a virtual GPU" in text for text in warned] == [True] * said
+
+
 def test_a_driver_that_fails_is_quoted(monkeypatch):
     with pytest.raises(Failed, match="ended with 18: Driver/library version mismatch"):
         run(monkeypatch, "Driver/library version mismatch", code=18)

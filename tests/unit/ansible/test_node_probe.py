@@ -79,6 +79,18 @@ def test_an_uplink_is_the_machine_s_own_whatever_its_name_begins_with(monkeypatc
     assert module.interfaces() == {"lom1": "192.0.2.10", "cnic0": "192.0.2.10"}
 
 
+def test_the_address_of_etcd_is_read_from_its_manifest():
+    flags = "    - --advertise-client-urls=https://192.0.2.10:2379\n    - --listen-client-urls=https://127.0.0.1:2379\n"
+    assert module.etcd_address(flags) == "192.0.2.10"
+    assert module.etcd_address("") is None
+
+
+def test_proxies_of_everybody_are_named_and_not_shown(monkeypatch):
+    text = 'PATH="/bin"\nhttps_proxy="http://u:secret@p:1"\n#http_proxy=x\nexport HTTP_PROXY=http://p\nno_proxy=a\nall_proxy=\n'
+    monkeypatch.setattr(module, "read", lambda path: text if path == "/etc/environment" else None)
+    assert module.machine()["proxies"] == ["HTTP_PROXY", "https_proxy"]
+
+
 def test_a_network_names_the_addresses_that_belong_to_it_and_how_far_it_reaches():
     services = action.inside("10.96.0.0/12", ["10.100.3.5", "192.0.2.10"])
     assert services == {"addresses": ["10.100.3.5"], "first": "10.96.0.0", "last": "10.111.255.255"}
@@ -131,7 +143,7 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     for folder in (release, tmp_path / "module/nouveau", tmp_path / "firmware/efi/efivars"):
         folder.mkdir(parents=True)
     (tmp_path / "fs/cgroup/system.slice/nvidia-fabricmanager.service").mkdir(parents=True)
-    (release / "modules.dep").write_text("updates/dkms/nvidia.ko.zst: kernel/x.ko\n")
+    (release / "modules.dep").write_text("updates/dkms/nvidia-current.ko.xz: kernel/x.ko\n")
     (tmp_path / "firmware/efi/efivars/SecureBoot-8be4").write_bytes(b"\x06\x00\x00\x00\x01")
     # One key of a list: what firmware holds is signature lists around certificates.
     (tmp_path / "MOK.der").write_bytes(b"certificate")

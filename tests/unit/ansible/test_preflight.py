@@ -56,6 +56,8 @@ MACHINE = {
     "addresses": ["192.0.2.10"],
     "default_routes": [{"interface": "eth0", "metric": 100}],
     "only_ipv6": [],
+    "etcd_address": None,
+    "proxies": [],
 }
 NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 
@@ -160,7 +162,18 @@ CASES = {
         MANAGED,
         "No repository with the driver is known for Ubuntu 26.04 LTS",
     ),
-    "volta": (gpu(driver=None, pci_ids=[0x1DB4]), MANAGED, None),
+    "volta": (
+        gpu(pci_ids=[0x1DB4]),
+        {},
+        "1 of 1 GPUs are older than Turing (compute capability 7.2 at most), and torch 2.13.0 of the workload image, built for CUDA 13.0",
+    ),
+    "volta-with-a-torch-of-its-own": (gpu(pci_ids=[0x1DB4]), {"preflight_gpu_capability_min": "7.0"}, None),
+    "volta-managed": (
+        gpu(driver=None, pci_ids=[0x1DB4]),
+        {**MANAGED, "preflight_gpu_capability_min": "6.0"},
+        None,
+    ),
+    "volta-left-out": (gpu(pci_ids=[0x1DB4]), {"nvidia_toolkit_gpu": "absent"}, None),
     "volta-beside-blackwell": (gpu(driver=None, pci_ids=[0x1DB4, 0x2901]), MANAGED, "GPUs are older than Turing"),
     "volta-with-open-modules": (
         gpu(driver=None, pci_ids=[0x1DB4]),
@@ -255,12 +268,23 @@ CASES = {
         {"node_address": "198.51.100.7"},
         "node_address is 198.51.100.7, and the machine has 192.0.2.10",
     ),
+    "address-that-has-changed": (
+        {"etcd_address": "192.0.2.99", "kubelet_joined": True},
+        {},
+        "The control plane was made at the address 192.0.2.99, which etcd and the API server are bound to, and the machine has 192.0.2.10 now",
+    ),
+    "address-that-has-stayed": ({"etcd_address": "192.0.2.10", "kubelet_joined": True}, {}, None),
     "ipv6-alone": (
         network(only_ipv6=["eth0"]),
         {},
         "(no interface has an address of IPv4; eth0 of IPv6 only, which the cluster does not use)",
     ),
     "mirror-403": ({"urls": {"http://mirror/Release": "answers 403 Forbidden"}}, {}, "answers 403 Forbidden"),
+    "mirror-behind-the-machine-s-own-proxy": (
+        {"urls": {"http://mirror/Release": "cannot be reached"}, "proxies": ["https_proxy"]},
+        {},
+        "/etc/environment of the machine sets https_proxy, which nothing here goes through",
+    ),
     "mirror-with-a-password": (
         {"urls": {"http://me:secret@mirror/Release": "answers 401"}},
         {},
@@ -302,7 +326,9 @@ def judged(folder, names, program):
     (folder / "play.yml").write_text(PLAY)
     (folder / "group_vars").symlink_to(ROOT / "inventory/group_vars")
     hosts = {name: host(name) for name in names}
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    groups = {"control_plane": ["good"], "workers": [name for name in names if name in JUDGED and name != "good"]}
+    children = {group: {"hosts": {name: {} for name in members}} for group, members in groups.items()}
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "children": children}}))
     settings = {
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),

@@ -50,6 +50,25 @@ def test_the_networks_that_are_assumed_are_those_of_the_roles():
     assert networks <= set(environment(http_proxy="http://p:1")["no_proxy"].split(","))
 
 
+def test_a_proxy_that_sudo_hands_on_reaches_no_command_of_a_play(tmp_path):
+    plays = [(path.name, play) for path in tree.playbooks() for play in tree.load(path) if play.get("become")]
+    assert {play.get("environment") for _, play in plays} == {"{{ proxy_none | default({}) }}"}
+    text = """\
+- hosts: all
+  gather_facts: false
+  environment: "{{ proxy_none | default({}) }}"
+  tasks:
+    - {name: See, ansible.builtin.command: {argv: [env]}, register: seen}
+    - {name: Keep, ansible.builtin.copy: {content: "{{ seen.stdout }}", dest: "{{ kept }}", mode: "0600"}}
+"""
+    given = {"proxy_none": TABLE["proxy_none"], "kept": str(tmp_path / "kept")}
+    names = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+    done = tree.play(tmp_path, text, {"one": {}}, given, **dict.fromkeys(names, "http://proxy.invalid:3128"))
+    assert done.returncode == 0, done.stdout
+    seen = (tmp_path / "kept").read_text().splitlines()
+    assert [f"{name}=" in seen for name in names] == [True] * len(names)
+
+
 def rendered(name, **told):
     return tree.render(
         ROOT / f"roles/crio/templates/proxy.{name}.j2", crio_proxy=told, __crio_proxy="/etc/default/node-proxy"

@@ -174,6 +174,9 @@ TOGETHER = [
     {"nvidia_toolkit_handler": "nvidia", "runtime_class_handler": "other"},
     {"nvidia_driver_state": "managed", "nvidia_toolkit_gpu": "assumed"},
     {"nvidia_driver_state": "managed", "nvidia_driver_version": "575.57.08", "preflight_gpu_driver_min": "580.65.06"},
+    {"device_plugin_sharing": "mps", "device_plugin_mig_strategy": "mixed"},
+    {"device_plugin_sharing": "mps", "device_plugin_replicas": 49},
+    {"device_plugin_mig_profiles": ["1g.5gb", "1g.5gb"], "device_plugin_mig_strategy": "none"},
     {"runtime_class_name": "nvidia", "dcgm_exporter_runtime_class": "other"},
     {"storage_path": "/opt/ours/volumes", "workload_image_folder": "/opt/ours"},
 ]
@@ -242,6 +245,35 @@ def test_reasons_fit_on_one_line_however_long_the_value():
     json.dumps(reason)
 
 
+def test_what_is_shared_has_two_slices_and_what_is_not_any_number():
+    for sharing, replicas, right in (("exclusive", 1, True), ("time-slicing", 1, False), ("time-slicing", 500, True)):
+        assert (not list(TABLE.wrong({"device_plugin_sharing": sharing, "device_plugin_replicas": replicas}))) == right
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ({"control_plane": ["one"]}, None),
+        ({"workers": ["one"], "control_plane": ["two"]}, None),
+        ({"control_plane": ["two"], "bastions": ["one"]}, []),
+        ({"kube_control_plane": ["one"], "all": ["one"]}, ["(its groups: kube_control_plane)"]),
+    ],
+)
+def test_an_inventory_whose_groups_have_other_names_is_refused_and_a_guest_in_ours_left_alone(groups, says):
+    found = judge.in_no_group({"inventory_hostname": "one", "groups": groups})
+    assert (found is None) == (says is None)
+    assert [says[0] in reason for reason in found or []] == [True] * len(says or [])
+
+
+def test_a_host_is_one_machine_with_a_name_of_its_own():
+    groups = {"control_plane": ["one"], "workers": ["one", "two"]}
+    (both,) = judge.misplaced({"inventory_hostname": "one", "groups": groups}, {})
+    assert "one is in control_plane and in workers" in both
+    names = {"worker_node_name": "controlplane", "control_plane_node_name": "controlplane"}
+    (taken,) = judge.misplaced({"inventory_hostname": "two", "groups": groups}, names)
+    assert "worker_node_name is controlplane" in taken
+
+
 def test_two_control_planes_are_refused():
     (two,) = judge.one_control_plane({"groups": {"control_plane": ["one", "other"]}})
     assert "2 hosts (one, other)" in two
@@ -301,7 +333,14 @@ def test_a_sudo_whose_question_this_ansible_does_not_know_is_refused_where_it_wo
     settings = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "ANSIBLE_ACTION_PLUGINS": str(tree.ACTIONS)}
     settings |= {"ANSIBLE_STDOUT_CALLBACK": "tree_of_results", "ANSIBLE_CALLBACK_PLUGINS": str(tmp_path / "callback")}
     text = "- hosts: all\n  gather_facts: false\n  tasks: [{name: Judge, judge_variables: {}}]\n"
-    tree.play(tmp_path, text, {"one": given}, {}, **settings, OUTCOMES=str(tmp_path / "outcomes.json"))
+    tree.play(
+        tmp_path,
+        text,
+        {"all": {"children": {"control_plane": {"hosts": {"one": given}}}}},
+        {},
+        **settings,
+        OUTCOMES=str(tmp_path / "outcomes.json"),
+    )
     said = json.loads((tmp_path / "outcomes.json").read_text())["one"]
     assert refused == (said is not None and "sudo there is sudo-rs" in said), said
     assert refused or said is None
