@@ -1,4 +1,4 @@
-"""Writes every role's argument specification and README from its defaults: ``python -m scripts.roles``.
+"""Writes every role's argument specification and README from its defaults, and the inventory's tables as defaults: ``python -m scripts.roles``.
 
 A variable is described once, in defaults/main.yml: the prose above it, its value, and behind that what it may be, as the judge of
 variables reads it. A test fails when what is written here differs.
@@ -19,6 +19,8 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 ROLES = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/meta/main.yml"))
+VERSIONS = ROOT / "roles/versions/defaults/main"
+TABLES = ("mirrors.yml", "proxy.yml", "versions.yml")
 _WIDTH = 160
 _SPECIFICATION = """---
 # Written by `python -m scripts.roles` from defaults/main.yml; edit that instead.
@@ -52,6 +54,16 @@ _VERSIONS = """
 Every other role depends on this one. Set a variable of these files in an inventory of your own to fetch other versions, or
 from mirrors: [versions](../../inventory/group_vars/all/versions.yml), [mirrors](../../inventory/group_vars/all/mirrors.yml).
 """
+
+
+def table(name: str) -> str:
+    """A table of the inventory as defaults of the role versions: without a link, which an archive does not keep."""
+    text = (ROOT / "inventory/group_vars/all" / name).read_text(encoding="utf-8")
+    return text.replace(
+        "---\n",
+        f"---\n# Written by `python -m scripts.roles` from inventory/group_vars/all/{name}; edit that instead.\n",
+        1,
+    )
 
 
 def variables(role: Path) -> dict[str, dict[str, Any]]:
@@ -152,6 +164,8 @@ def _load(path: Path) -> Any:
 
 def main() -> None:
     """Write all of them."""
+    for name in TABLES:
+        (VERSIONS / name).write_text(table(name), encoding="utf-8")
     for role in ROLES:
         (role / "README.md").write_text(readme(role), encoding="utf-8")
         if (role / "defaults/main.yml").exists():

@@ -43,7 +43,7 @@ def installed(tmp_path_factory):
     for name in (*CARRIED, "examples/cluster", "tests/support"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(ROOT / name, folder / "source" / name, **({"symlinks": True} if copy is shutil.copytree else {}))
+        copy(ROOT / name, folder / "source" / name)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE")}
     environment = {**kept, "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"), "HOME": str(folder)}
 

@@ -18,6 +18,19 @@ def test_readme_and_specification_are_made_of_the_defaults(role):
         assert made == roles.specification(role), "run: python -m scripts.roles"
 
 
+@every(roles.TABLES)
+def test_the_tables_of_the_inventory_are_defaults_of_every_role(name):
+    assert (roles.VERSIONS / name).read_text() == roles.table(name), "run: python -m scripts.roles"
+
+
+def test_nothing_of_the_collection_is_a_link_or_reaches_out_of_its_role_by_itself():
+    files = [path for folder in ("roles", "plugins", "playbooks", "inventory") for path in (ROOT / folder).rglob("*")]
+    assert [path for path in files if path.is_symlink()] == []
+    assert [
+        path for path in files if path.suffix == ".yml" and "role_path/.." in path.read_text().replace(" }}", "")
+    ] == []
+
+
 @every(ROLES)
 def test_a_role_brings_the_table_of_versions_along(role):
     assert tree.load(ROOT / "roles" / role / "meta/main.yml")["dependencies"] == ["versions"]
