@@ -96,6 +96,7 @@ def test_nobody_listens_and_who_listens_elsewhere_are_said(capsys, ready):
     assert seen(capsys) == [f"nobody listens on {HOST}:{port}"]
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("address", ["::1", "127.0.0.2"])
 @pytest.mark.parametrize("ready", [PATH, TCP])
 def test_one_at_another_address_of_its_port_is_named_and_not_waited_for(listens, ready, address):
