@@ -11,7 +11,6 @@ import ctypes
 import gc
 import itertools
 import os
-import re
 import signal
 import sys
 import threading
@@ -23,6 +22,7 @@ from typing import cast
 from harness.spec.model import StrictModel
 from harness.traffic.arrivals import NS_PER_S, of_targets
 from harness.traffic.clients import Client
+from harness.traffic.http_answer import AnswerParser, BrokenAnswerError
 from harness.traffic.loop import Due, LoadLoop
 from harness.traffic.protocols import Question
 from harness.traffic.records import BROKEN, GENERATED_FIELDS, UNANSWERED, Exchange, RecordLog
@@ -32,9 +32,6 @@ LAST_ANSWERS_S = 1.0
 INFER = Question(output_tokens=1)
 OPEN_AT_ONCE = 32
 SWEEP_INTERVAL_S = 1.0
-_MOST_ANSWER_BYTES = 1 << 20
-_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)", re.IGNORECASE)
-_CLOSES = re.compile(rb"\r\nconnection:[ \t]*close", re.IGNORECASE)
 
 
 class LoadPlan(StrictModel):
@@ -167,30 +164,34 @@ class _KeptConnection(asyncio.Protocol):
         self.target = target
         self.exchange: Exchange | None = None
         self._client = client
-        self._answer = bytearray()
+        self._answer = AnswerParser()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def send(self, exchange: Exchange, ended: Callable[[Exchange], None]) -> None:
         self.exchange, self._ended = exchange, ended
+        self._answer.begin()
         self._transport.write(
             self._client.request(exchange)
         )  # so short that a socket with nothing in flight takes it whole
         exchange.sent_ns = time.perf_counter_ns()
 
     def data_received(self, data: bytes) -> None:
-        self._answer += data
-        whole = _status_of_whole(self._answer)
-        if whole is None and len(self._answer) <= _MOST_ANSWER_BYTES:
-            return
-        status, closes = whole or (BROKEN, True)
-        self._answer.clear()
-        exchange, self.exchange = self.exchange, None
-        if closes or exchange is None:
-            self.drop()
+        status, keeps_open = BROKEN, False
+        try:
+            self._answer.feed(data)
+        except BrokenAnswerError:
+            pass
         else:
+            if (head := self._answer.head) is None or not self._answer.complete:
+                return
+            status, keeps_open = head.status, self._answer.keeps_open
+        exchange, self.exchange = self.exchange, None
+        if keeps_open and exchange is not None:
             self._client.rest(self)
+        else:
+            self.drop()
         self._end(exchange, status)
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -213,20 +214,6 @@ class _KeptConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.status, exchange.end_ns = status, time.perf_counter_ns()
             self._ended(exchange)
-
-
-def _status_of_whole(answer: bytearray) -> tuple[int, bool] | None:
-    """Status of a complete answer and whether the server closes; None while more is to come, BROKEN when not HTTP."""
-    end = answer.find(b"\r\n\r\n")
-    if end < 0:
-        return None
-    head = bytes(answer[:end])
-    length = _LENGTH.search(head)
-    if not head.startswith(b"HTTP/1.") or not head[9:12].isdigit() or length is None:
-        return BROKEN, True
-    if len(answer) < end + 4 + int(length[1]):
-        return None
-    return int(head[9:12]), _CLOSES.search(head) is not None
 
 
 def send(plan: LoadPlan, stopping: threading.Event) -> None:
