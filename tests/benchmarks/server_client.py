@@ -1,6 +1,7 @@
 """How exact is the client of a user's server, and what does it cost? 10,000 tokens a second over 256 and over 1,000 streams.
 
 python -m tests.benchmarks.server_client
+python -m tests.benchmarks.server_client --cost: CPU seconds for 600 streams of 64 tokens, 20 a second, of this process as a whole
 python -m tests.benchmarks.server_client --against aiperf --program PATH (or guidellm): the same trace for both, side by side
 
 A fake server writes down when it sends each token, by the clock that the client reads, too; both are processes on two CPU cores. The
@@ -29,7 +30,8 @@ from harness.traffic.records import OK
 from tests.benchmarks import foreign_clients
 
 TOKENS, TOKENS_PER_S = 50, 10_000
-BAR_MS, BAR_MB = 1.0, 400
+BAR_MS, BAR_MB, BAR_CPU_S = 1.0, 400, 8.0
+COST_REQUESTS, COST_TOKENS, COST_RATE, FIRST_S, GAP_S = 600, 64, 20.0, 0.12, 0.01
 
 
 class Remembering(HttpClient):
@@ -47,6 +49,7 @@ class Remembering(HttpClient):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--cost", action="store_true", help="CPU seconds of 600 streams at a rate")
     parser.add_argument("--against", choices=("aiperf", "guidellm"), help="hold it against this program instead")
     parser.add_argument("--program", help="its path; it is no dependency of ours")
     options = parser.parse_args()
@@ -56,8 +59,34 @@ def main() -> None:
     if options.against:
         foreign_clients.side_by_side(options.against, options.program or options.against, seconds)
         return
+    if options.cost:
+        with tempfile.TemporaryDirectory() as folder:
+            raise SystemExit(0 if cost(Path(folder)) else 1)
     met = [measure(streams, seconds) for streams in (256, 1000)]
     raise SystemExit(0 if all(met) else 1)
+
+
+def cost(folder: Path) -> bool:
+    """At a rate that any client keeps: what does it take of the CPU?"""
+    with foreign_clients.timed_server(folder, first_s=FIRST_S, gap_s=GAP_S) as (port, _):
+        engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, rate=COST_RATE, arrivals="constant")
+        asker, ledger = Remembering(engine, port, HOST), ServerLedger(Families(streams=True), RequestMetrics(), folder)
+        texts = (Question(COST_TOKENS, prompt=str(number)) for number in itertools.count())
+        load = ServerLoad(engine, asker, texts, ledger, seed=0, alive=lambda: None)
+        stopping = threading.Event()
+        threading.Timer(COST_REQUESTS / COST_RATE, stopping.set).start()
+        begun_s = time.process_time()
+        load.run(stopping)
+        load_s = time.process_time() - begun_s
+        load.close()
+    good = [exchange for exchange in asker.outcomes.values() if exchange.status == OK]
+    tokens = sum(len(exchange.token_ns) for exchange in good)
+    met = time.process_time() < BAR_CPU_S and len(good) >= COST_REQUESTS and tokens == len(good) * COST_TOKENS
+    print(
+        f"{len(good)} streams of {COST_TOKENS} tokens, {COST_RATE:g} a second: {load_s:.2f} CPU seconds, {time.process_time():.2f} with the "
+        f"start (bar < {BAR_CPU_S:g} s); {1000 * load_s / tokens:.4f} per 1,000 tokens {'met' if met else 'MISSED'}"
+    )
+    return met
 
 
 def measure(streams: int, seconds: float) -> bool:
