@@ -212,6 +212,8 @@ class ServerLedger:
     def __init__(self, families: Families, metrics: RequestMetrics, folder: Path | None) -> None:
         self.failures: Tally[str] = Tally()
         self.first_failure = ""
+        self.repeated = 0
+        """Requests that were sent again, as the server had closed the connection that was kept."""
         self._families = families
         self._metrics = metrics
         self._requests = RecordLog(folder / REQUESTS_LOG, fields=len(CLIENT_FIELDS)) if folder else None
@@ -225,6 +227,7 @@ class ServerLedger:
     def book(self, exchange: Exchange) -> None:
         """Count one request that ended or was abandoned. Raises OSError when a log cannot be written."""
         gaps_ns = exchange.gaps_ns
+        self.repeated += exchange.repeated
         if exchange.status == OK:
             self._observe(exchange, gaps_ns)
         elif exchange.status != ABANDONED:
@@ -314,7 +317,7 @@ class ServerLoad(LoadLoop, Frontend):
     def facts(self) -> Mapping[str, object]:
         """How far it has come, for ``replica.json``."""
         failed = {"failures": dict(self._ledger.failures), "first_failure": self._ledger.first_failure}
-        return {"in_flight": self.in_flight, "abandoned": self.abandoned, **failed}
+        return {"in_flight": self.in_flight, "abandoned": self.abandoned, "repeated": self._ledger.repeated, **failed}
 
     def close(self) -> None:
         """Write the logs to their end. Raises OSError."""

@@ -201,6 +201,18 @@ def test_bodies_are_filled_in():
     assert json.loads(body_of(chat(extra_body={"ignore_eos": True}), QUESTION))["ignore_eos"]
 
 
+@pytest.mark.parametrize("prompt", ['say "hi"\n\\', "\u00fc"])
+def test_a_body_given_as_text_is_escaped_where_it_is_json(prompt):
+    def body(template):
+        return body_of(engine(body=template), Question(output_tokens=5, prompt=prompt))
+
+    sent = json.loads(body('{"text": "-> {prompt}", "n": {output_tokens}}'))
+    assert sent == {"text": f"-> {prompt}", "n": 5}
+    assert json.loads(body(' ["{prompt}"]')) == [prompt]
+    for plain in ("{prompt}", "<p>{prompt}</p>", "a={prompt}&b={output_tokens}"):
+        assert body(plain).decode() == plain.replace("{prompt}", prompt).replace("{output_tokens}", "5")
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -27,7 +27,9 @@ def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
     metrics.publish(*families.published)
     begin_ns = time.perf_counter_ns()
     token_ns = [begin_ns + 30, begin_ns + 35, begin_ns + 55]
-    ledger.book(Exchange(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3))
+    ledger.book(
+        Exchange(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3, repeated=1)
+    )
     ledger.book(Exchange(begin_ns, begin_ns, begin_ns + 90, 500, said="HTTP 500"))
     ledger.close()
     log.close()
@@ -49,7 +51,7 @@ def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
     assert "inference_client_failed_requests_total 1\n" in text
     assert "inference_client_itl_seconds_count 2\n" in text
     assert "inference_client_output_tokens_total 3\n" in text
-    assert (ledger.failures, ledger.first_failure) == ({"500": 1}, "HTTP 500")
+    assert (ledger.failures, ledger.first_failure, ledger.repeated) == ({"500": 1}, "HTTP 500", 1)
 
 
 def test_the_p99_of_few_is_the_largest():
