@@ -186,7 +186,7 @@ class _Reply:
         self.head: AnswerHead | None = None
         self.limit: asyncio.Timeout | None = None
         """Of the time in which the connection ends the answer, once that is over."""
-        self._stream = EventStream(server) if server.streams else None
+        self._stream = EventStream(server, self._without_key) if server.streams else None
 
     def take(self, head: AnswerHead, pieces: list[bytes], arrived_ns: int) -> None:
         """Some of its body. Raises BadAnswerError."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.errors import LoadError
@@ -139,13 +139,14 @@ def read_whole(server: ServerSpec, body: bytes, content_type: str = "") -> Count
 
 
 class EventStream:
-    """The events of one answer, as they arrive."""
+    """The events of one answer, as they arrive; ``clean`` takes out of it what must not be quoted, before it is cut short."""
 
-    def __init__(self, server: ServerSpec) -> None:
+    def __init__(self, server: ServerSpec, clean: Callable[[bytes], bytes] = bytes) -> None:
+        self._clean = clean
         self._protocol = server.protocol
         self._dialect = DIALECTS[server.protocol]
         self._answer = Answer()
-        self._refused = b""
+        self._refused = self._last = b""
 
     @property
     def over(self) -> bool:
@@ -161,11 +162,12 @@ class EventStream:
             return Carries.NOTHING if before else Carries.END
         if not data.strip() or self._refused:
             return Carries.NOTHING
+        self._last = data
         try:
             content = parsed(data)
         except ValueError:
             if event.name == "error":
-                raise BadAnswerError(f"the stream holds an error: {data[:SHOWN_BYTES]!r}") from None
+                raise BadAnswerError(f"the stream holds an error: {self._clean(data)[:SHOWN_BYTES]!r}") from None
             self._refused = data
             return Carries.NOTHING
         if event.name == "error":
@@ -185,7 +187,7 @@ class EventStream:
         """The numbers of tokens. Raises BadAnswerError where it was cut, held no output, or is of another dialect."""
         kind = received.head.content_type
         if self._refused or received.kind == "whole":
-            raise BadAnswerError(foreign(self._refused or received.begin, self._protocol, kind))
+            raise BadAnswerError(foreign(self._clean(self._refused or self._last), self._protocol, kind))
         answer = self._answer
         if not (answer.ended or (self._dialect.ends_by_closing and answer.pieces and not received.cut)):
             cut = received.cut and f"its last event was complete: {received.cut[:SHOWN_BYTES]!r}"

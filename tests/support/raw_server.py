@@ -12,14 +12,15 @@ CLOSE, RESET, HOLD = object(), object(), object()
 class RawServer:
     """Answers the requests of its connections, in the order in which they come, with ``answers``; the last one again and again.
 
-    An answer is a list of pieces (or one piece), each sent by itself; PIECE_S passes between two. ``heads`` has what was asked.
+    An answer is a list of pieces (or one piece), each sent by itself; PIECE_S passes between two. ``heads`` has what was asked,
+    ``sent_ns`` when each piece was sent.
     """
 
     PIECE_S = 0.005
 
     def __init__(self, *answers, host="127.0.0.1", tls=None, speaks_first=False):
         self.answers = [answer if isinstance(answer, list) else [answer] for answer in answers]
-        self.heads, self.bodies, self.connections = [], [], 0
+        self.heads, self.bodies, self.sent_ns, self.connections = [], [], [], 0
         self.asked = threading.Event()
         self._tls, self._speaks_first = tls, speaks_first
         self._listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -88,6 +89,7 @@ class RawServer:
                 return False
             if number:
                 time.sleep(self.PIECE_S)
+            self.sent_ns.append(time.perf_counter_ns())
             connection.sendall(piece)
         return not self._speaks_first
 

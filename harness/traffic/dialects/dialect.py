@@ -137,7 +137,7 @@ class Answer:
         details = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
         unsent = positive(details.get("reasoning_tokens"), 0) if isinstance(details, dict) else 0
         beside = positive(usage.get("total_tokens"), 0) == max(self.input_tokens, 0) + given + unsent
-        self.hidden = unsent > 0 and not beside
+        self.hidden |= unsent > 0 and not beside
 
     def end(self, reason: object) -> Carries:
         """Take a reason for the end, if there is one. Raises BadAnswerError for one that means a failure."""
@@ -214,8 +214,10 @@ def carried_by(delta: Mapping[str, Any]) -> Carries:
 
 def error_in(content: Mapping[str, Any]) -> object:
     """The error that an object holds or is; false where there is none. ``error: null`` is none."""
-    if error := content.get("error") or content.get("errors"):
+    if error := content.get("error"):
         return error
+    if any(value for key, value in content.items() if key.startswith("error")):
+        return dict(content)
     if "error" in {content.get("object"), content.get("type"), content.get("status")}:
         return {key: value for key, value in content.items() if value and key not in {"object", "type"}} or dict(
             content

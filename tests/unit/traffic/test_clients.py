@@ -250,6 +250,16 @@ def test_the_key_is_read_from_the_environment_alone(monkeypatch):
     assert "s3cr3t" not in repr(settings)
 
 
+def test_a_key_is_not_kept_of_an_answer_that_is_quoted_in_part(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "s3cr3t" * 50)
+    answer = whole(b'{"candidates": "' + b"s3cr3t" * 50 + b'"}', "Content-Type: application/json")
+    with RawServer(answer) as server:
+        client = HttpClient(chat(api_key_env="MY_KEY"), server.port, HOST)
+        exchange = asyncio.run(client.ask(QUESTION, Exchange(time.perf_counter_ns())))
+    assert "Gemini's own" in exchange.said
+    assert "s3cr" not in exchange.said
+
+
 @pytest.mark.parametrize("before", ["", "a", "ab", "Bearer ", "Authorization: Bearer "])
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
 def test_a_key_that_a_server_repeats_is_not_kept_in_base64_either(before, encode):
