@@ -66,10 +66,10 @@ def table(name: str) -> str:
     )
 
 
-def variables(role: Path) -> dict[str, dict[str, Any]]:
-    """The options of a role's argument specification, by name."""
+def variables(path: Path) -> dict[str, dict[str, Any]]:
+    """The options of an argument specification, by name, as a file of defaults describes them."""
     judge = _judge()
-    text = (role / "defaults/main.yml").read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     defaults, found = yaml.safe_load(text) or {}, {}
     kinds = _load(ROOT / "roles/preflight/vars/kinds.yml")["__preflight_kinds"]
     for name, (words, said) in judge.described(text).items():
@@ -83,7 +83,7 @@ def variables(role: Path) -> dict[str, dict[str, Any]]:
 
 def specification(role: Path) -> str:
     """The argument specification of one role."""
-    options = "".join(_option(name, option) for name, option in variables(role).items())
+    options = "".join(_option(name, option) for name, option in variables(role / "defaults/main.yml").items())
     more = f"    description: {json.dumps(_head(role))}\n" if _head(role) else ""
     return _SPECIFICATION.format(what=json.dumps(_what(role)), more=more, options=options)
 
@@ -91,16 +91,20 @@ def specification(role: Path) -> str:
 def readme(role: Path) -> str:
     """The page of one role."""
     if not (role / "defaults/main.yml").exists():
-        return _PAGE.format(name=role.name, what=_what(role), body=_VERSIONS)
-    rows = "\n".join(_row(name, option) for name, option in variables(role).items())
+        return _PAGE.format(name=role.name, what=_what(role), body=_VERSIONS + _rows(VERSIONS / "node.yml"))
     galaxy = _load(ROOT / "galaxy.yml")
     body = _USE.format(
         collection=f"{galaxy['namespace']}.{galaxy['name']}",
         name=role.name,
         more=f"{_head(role)}\n" if _head(role) else "",
-        variables=_TABLE.format(rows=rows) if rows else "",
+        variables=_rows(role / "defaults/main.yml"),
     )
     return _PAGE.format(name=role.name, what=_what(role), body=body)
+
+
+def _rows(path: Path) -> str:
+    rows = "\n".join(_row(name, option) for name, option in variables(path).items())
+    return _TABLE.format(rows=rows) if rows else ""
 
 
 def _what(role: Path) -> str:

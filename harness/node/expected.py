@@ -52,7 +52,7 @@ class Expected(BaseModel):
     kubernetes_packages_cri_tools_version: str
     kubernetes_packages_cni_version: str
     nvidia_toolkit_version: str
-    nvidia_toolkit_gpu: Literal["auto", "required", "absent", "assumed"]
+    node_gpu: Literal["auto", "required", "absent", "assumed"]
     nvidia_toolkit_handler: str
     control_plane_node_name: str
     control_plane_pod_cidr: str

@@ -60,6 +60,10 @@ TAKEN_PORTS = (2379, 2380, 2381, 5473, 6443, 9098, 9099, 10248, 10249, 10250, 10
 # Words that other roles' variables begin with as well: there, only a name close to one of ours is a misspelt one.
 COMMON = ("grafana", "kernel", "kepler", "prometheus", "storage", "swap", "worker")
 CLOSE = 0.75
+RENAMED = {
+    "nvidia_toolkit_gpu": "node_gpu",
+    **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},
+}
 # Of one GPU, at most, on GPUs from Volta on.
 MPS_CLIENTS = 48
 SHOWN_CHARS = 80
@@ -243,7 +247,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         "the second names the handler that the first makes, so they have to be the same",
     ),
     (
-        ("nvidia_driver_state", "nvidia_toolkit_gpu"),
+        ("nvidia_driver_state", "node_gpu"),
         lambda driver, gpu: gpu in {"present": (gpu,), "managed": ("auto", "required"), "absent": ("absent",)}[driver],
         "a managed driver wants auto or required as the second, and one that is taken off wants absent",
     ),
@@ -337,6 +341,9 @@ class Table:
         """Names with the prefix of a role that no role knows: each as a sentence."""
         prefixes = {role: f"{role}_" for role in self.roles.values()}
         for name in sorted(set(names) - set(self.values)):
+            if name in RENAMED:
+                yield f"{name} is called {RENAMED[name]} now."
+                continue
             role = next((role for role, prefix in prefixes.items() if name.startswith(prefix)), None)
             if role is None:
                 continue

@@ -197,7 +197,7 @@ class Drain:
                 listed = "\n".join(f"{number}. {one}" for number, one in enumerate(lasting + kept, 1))
                 self.module.fail_json(
                     msg=f"Nothing was changed. {self.name} cannot be drained:\n{listed}\nEnd what is named, or change its budget; or"
-                    " allow it (kubernetes_packages_drain_bare_pods, kubernetes_packages_drain_emptydir). Then run again.",
+                    " allow it (upgrade_drain_bare_pods, upgrade_drain_emptydir). Then run again.",
                     evicted=[],
                 )
             time.sleep(RETRY_S)
@@ -234,7 +234,7 @@ class Drain:
                 msg=f"{self.name} was not empty within {asked['timeout_s']} s: {', '.join(left) or 'no pod is left'}. kubectl said:"
                 f" {(err or out).strip()[-2000:]}\nNo package was changed. "
                 + ("" if cordoned else "The node takes pods again, and what was evicted starts again. ")
-                + "End what is named, or raise kubernetes_packages_drain_timeout_s. Then run again.",
+                + "End what is named, or raise upgrade_drain_timeout_s. Then run again.",
                 evicted=[],
             )
         return True, names

@@ -31,7 +31,7 @@ MACHINE_VARIABLES: dict[str, Any] = {
     "preflight_disk_volumes_counted": False,
     # The calendar changes no outcome here.
     "preflight_end_of_life_allowed": True,
-    "nvidia_toolkit_gpu": "assumed",
+    "node_gpu": "assumed",
     "device_plugin_gpus_assumed": 1,
     # One processor, of which no group can be given a part.
     "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU", "SystemVerification"],
@@ -45,7 +45,7 @@ def playbooks_for(machine: Machine, mirror: Mirror, *, worker: Machine | None = 
     worker: a second machine that joins it; it has no GPU.
     """
     common = {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES | variables
-    return Playbooks(machine, common, worker=worker, worker_variables=common | {"nvidia_toolkit_gpu": "absent"})
+    return Playbooks(machine, common, worker=worker, worker_variables=common | {"node_gpu": "absent"})
 
 
 @dataclass(frozen=True)

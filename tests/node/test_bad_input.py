@@ -55,7 +55,7 @@ class Case:
 
 # Seen before anything is changed.
 REFUSED = {
-    "no GPU where one is required": Case("no NVIDIA driver", "install the driver", {"nvidia_toolkit_gpu": "required"}),
+    "no GPU where one is required": Case("no NVIDIA driver", "install the driver", {"node_gpu": "required"}),
     "a minor that is not in the table": Case(r"1\.99", "choose one of these", {"kubernetes_minor": "1.99"}),
     "a misspelt variable": Case("crio_versoin", "supported", {"crio_versoin": "1.35.6"}),
     "a mirror that answers 403": Case("answers 403", "mirrors.yml", forbidden="/kubernetes/"),
@@ -69,7 +69,7 @@ REFUSED_TOGETHER = {
     "driver too old": Case(
         r"driver is 470\.256\.02",
         "install a newer one",
-        {"nvidia_toolkit_gpu": "auto"},
+        {"node_gpu": "auto"},
         "mount -t tmpfs none /proc/driver && mkdir /proc/driver/nvidia && "
         f"echo {shlex.quote(OLD_DRIVER)} > /proc/driver/nvidia/version",
         "umount /proc/driver",

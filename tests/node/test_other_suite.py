@@ -49,7 +49,7 @@ def others_playbooks(tools: Tools, boot: Boot, mirror: Mirror) -> Playbooks:
 
 @pytest.fixture(scope="module")
 def without_a_gpu(others_playbooks: Playbooks) -> Run:
-    return others_playbooks.run(SITE, nvidia_toolkit_gpu="auto")
+    return others_playbooks.run(SITE, node_gpu="auto")
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_a_driver_is_installed_at_one_version_held_with_its_kernel_and_taken_off
     show_gpus(machine)
     install_kernel(machine, tmp_path)
     before, wanted = fingerprint.take(machine), f"{mirror.table['versions_common']['nvidia_driver']}{driver.REVISION}"
-    managed = playbooks_for(machine, mirror, nvidia_driver_state="managed", nvidia_toolkit_gpu="required")
+    managed = playbooks_for(machine, mirror, nvidia_driver_state="managed", node_gpu="required")
     alone = ("--tags", "nvidia_driver")
     killed = managed.run_killed(NODE_STAGE, ["nvidia_driver : " + INSTALLING], 1.5, *alone)
     assert (killed.tasks[-1].name, killed.status == 0) == ("nvidia_driver : " + INSTALLING, False), killed.explain()
@@ -232,9 +232,7 @@ def test_a_driver_is_installed_at_one_version_held_with_its_kernel_and_taken_off
     assert {"driver/version", "driver/modules", "driver/nouveau", "driver/held"} <= judged.passed
     again = managed.run(NODE_STAGE, *alone)
     assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
-    off = playbooks_for(machine, mirror, nvidia_driver_state="absent", nvidia_toolkit_gpu="absent").run(
-        NODE_STAGE, *alone
-    )
+    off = playbooks_for(machine, mirror, nvidia_driver_state="absent", node_gpu="absent").run(NODE_STAGE, *alone)
     assert off.status == 0, off.explain()
     # The module stays in memory until the next boot, and the account of the persistence daemon for good.
     machine.ssh(f"umount /proc/driver && userdel {driver.PERSISTENCE_ACCOUNT}")

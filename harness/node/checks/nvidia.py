@@ -38,10 +38,10 @@ _TURING = 0x1E00
 
 def require_gpu(node: Node) -> None:
     """Let nodes without a GPU through, as NotApplicableError."""
-    gpu = node.expected.nvidia_toolkit_gpu
-    needs(gpu != "absent", "the inventory says that this node has no GPU (nvidia_toolkit_gpu: absent)")
+    gpu = node.expected.node_gpu
+    needs(gpu != "absent", "the inventory says that this node has no GPU (node_gpu: absent)")
     there = gpu != "auto" or has_driver(node) or _GPU.search(devices(node))
-    needs(there, "there is no NVIDIA GPU on the PCI bus, and none is required (nvidia_toolkit_gpu: auto)")
+    needs(there, "there is no NVIDIA GPU on the PCI bus, and none is required (node_gpu: auto)")
 
 
 def has_driver(node: Node) -> bool:
@@ -51,13 +51,13 @@ def has_driver(node: Node) -> bool:
 
 def is_only_assumed(node: Node) -> bool:
     """Whether the inventory assumes a GPU, and there is none that could be asked."""
-    return node.expected.nvidia_toolkit_gpu == "assumed" and not has_driver(node)
+    return node.expected.node_gpu == "assumed" and not has_driver(node)
 
 
 def require_real_gpu(node: Node) -> None:
     """Let nodes without a GPU, and those whose GPU is assumed, through, as NotApplicableError."""
     require_gpu(node)
-    needs(not is_only_assumed(node), "there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
+    needs(not is_only_assumed(node), "there is no GPU to ask (node_gpu: assumed)")
 
 
 def devices(node: Node) -> str:
@@ -85,11 +85,11 @@ def library_is_of_the_loaded_driver(node: Node) -> Observation:
     return Observation(loaded in versions, f"libnvidia-ml.so.{loaded}, as is loaded", listed(versions))
 
 
-@gpu_check("nvidia/driver", "Install the driver, reboot, and run again; or set nvidia_toolkit_gpu: absent.")
+@gpu_check("nvidia/driver", "Install the driver, reboot, and run again; or set node_gpu: absent.")
 def driver_is_loaded(node: Node) -> Observation:
     """The NVIDIA driver is loaded, and new enough for the torch of the workload image."""
-    gpu = node.expected.nvidia_toolkit_gpu
-    needs(gpu != "assumed", "the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
+    gpu = node.expected.node_gpu
+    needs(gpu != "assumed", "the GPU is assumed and not looked for (node_gpu: assumed)")
     version, least = _driver_version(node), node.expected.preflight_gpu_driver_min
     good = version != "none" and version_parts(version) >= version_parts(least)
     return Observation(good, f"at least {least}, as the torch of the workload image needs", version)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not possible(), reason="one folder cannot be laid over another here"),
 ]
 GPUS = 2
-MACHINE = {"nvidia_toolkit_gpu": "assumed", "device_plugin_gpus_assumed": GPUS, "device_plugin_timeout_s": 30}
+MACHINE = {"node_gpu": "assumed", "device_plugin_gpus_assumed": GPUS, "device_plugin_timeout_s": 30}
 HOLDER = {
     "apiVersion": "v1",
     "kind": "Pod",

@@ -27,7 +27,7 @@ PLAY = """
 - hosts: all
   gather_facts: false
   vars:
-    nvidia_toolkit_gpu: absent
+    node_gpu: absent
   tasks:
     - import_role: {name: gpu_sharing_harness.node.device_plugin, tasks_from: look.yml}
     - copy:

@@ -90,7 +90,7 @@ CASES = {
     # Dozens of machines answer between this one's answer and its judgement.
     "right-clock-long-before-it-is-judged": ({}, {"preflight_clock_skew_s_max": 1}, None),
     "no-gpu-none-wanted": (NO_GPU, {}, None),
-    "gpu-told-off": (gpu(driver=None), {"nvidia_toolkit_gpu": "absent"}, None),
+    "gpu-told-off": (gpu(driver=None), {"node_gpu": "absent"}, None),
     "psi-told-off": ({"psi": False}, {"preflight_psi_required": False}, None),
     "wrong-os": ({"os": "fedora", "os_name": "Fedora 43"}, {}, "This is Fedora 43"),
     "old-ubuntu": ({"os_version": "20.04", "os_name": "Ubuntu 20.04"}, {}, "This is Ubuntu 20.04"),
@@ -129,7 +129,7 @@ CASES = {
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
     "fast-clock": ({"time_s": 4e9}, {}, "timedatectl set-ntp true"),
     "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
-    "gpu-required": (NO_GPU, {"nvidia_toolkit_gpu": "required"}, "A working GPU is required"),
+    "gpu-required": (NO_GPU, {"node_gpu": "required"}, "A working GPU is required"),
     "gpu-without-driver": (
         gpu(driver=None, module=False),
         {},
@@ -173,7 +173,7 @@ CASES = {
         {**MANAGED, "preflight_gpu_capability_min": "6.0"},
         None,
     ),
-    "volta-left-out": (gpu(pci_ids=[0x1DB4]), {"nvidia_toolkit_gpu": "absent"}, None),
+    "volta-left-out": (gpu(pci_ids=[0x1DB4]), {"node_gpu": "absent"}, None),
     "volta-beside-blackwell": (gpu(driver=None, pci_ids=[0x1DB4, 0x2901]), MANAGED, "GPUs are older than Turing"),
     "volta-with-open-modules": (
         gpu(driver=None, pci_ids=[0x1DB4]),
@@ -208,7 +208,7 @@ CASES = {
     "together": ({}, {"prometheus_scrape_timeout_s": 9}, "prometheus_scrape_interval_s (5): the first must not be"),
     "quoted": ({}, {"crio_pause_image": 'a"\n[evil]'}, "crio_pause_image is"),
     "wrong-type": ({}, {"preflight_cpus_min": "many"}, "preflight_cpus_min"),
-    "wrong-choice": ({}, {"nvidia_toolkit_gpu": "perhaps"}, "nvidia_toolkit_gpu"),
+    "wrong-choice": ({}, {"node_gpu": "perhaps"}, "node_gpu"),
     "wrong-type-later-role": ({}, {"calico_mtu": "large"}, "calico_mtu"),
     "other-version-installed": (
         {"kubelet": {"installed": True, "version": "1.34.11-1.1", "held": True}},

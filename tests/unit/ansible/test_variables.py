@@ -34,7 +34,7 @@ def refused(name, value):
 def test_every_variable_of_every_role_is_in_the_table_and_no_other():
     from_inventory = {name for name in TABLE.values if name not in OPTIONS}
     assert set(OPTIONS) <= set(TABLE.values)
-    others = "kubernetes_minor apt_lock_timeout_s reboot_timeout_s versions_architecture node_address node_kubelet_arguments http_proxy https_proxy no_proxy"
+    others = "node_gpu upgrade_drain_timeout_s upgrade_drain_emptydir upgrade_drain_bare_pods kubernetes_minor apt_lock_timeout_s reboot_timeout_s versions_architecture node_address node_kubelet_arguments http_proxy https_proxy no_proxy"
     assert {name for name in from_inventory if not name.startswith("mirror_")} == set(others.split())
 
 
@@ -172,7 +172,7 @@ TOGETHER = [
     {"kernel_sysctls_unit": "node-one.service", "swap_failsafe_unit": "node-one.service"},
     {"inference_namespace_account": "harness", "inference_namespace_replica_account": "harness"},
     {"nvidia_toolkit_handler": "nvidia", "runtime_class_handler": "other"},
-    {"nvidia_driver_state": "managed", "nvidia_toolkit_gpu": "assumed"},
+    {"nvidia_driver_state": "managed", "node_gpu": "assumed"},
     {"nvidia_driver_state": "managed", "nvidia_driver_version": "575.57.08", "preflight_gpu_driver_min": "580.65.06"},
     {"device_plugin_sharing": "mps", "device_plugin_mig_strategy": "mixed"},
     {"device_plugin_sharing": "mps", "device_plugin_replicas": 49},
@@ -237,6 +237,12 @@ def test_the_judge_cannot_be_left_out_by_tags(run, skip):
 def test_a_list_names_nothing_twice_but_profiles_of_which_several_are_wanted():
     assert TABLE.read("device_plugin_mig_profiles", ["1g.5gb"] * 7) == ["1g.5gb"] * 7
     assert refused("crio_pinned_images", ["localhost/a", "localhost/a"])
+
+
+@every(sorted(judge.RENAMED))
+def test_an_old_name_is_refused_with_the_new_one(name):
+    assert judge.RENAMED[name] in TABLE.values
+    assert list(TABLE.unknown([name])) == [f"{name} is called {judge.RENAMED[name]} now."]
 
 
 def test_reasons_fit_on_one_line_however_long_the_value():

@@ -83,11 +83,10 @@ def variables() -> dict[str, Any]:
     inventory = InventoryManager(loader=loader, sources=[str(ROOT / "inventory/hosts.yml")])
     manager = VariableManager(loader=loader, inventory=inventory)
     found = dict(manager.get_vars(host=inventory.get_host("localhost")))
-    for role in ROLES:
-        for folder in ("defaults", "vars"):
-            path = ROOT / "roles" / role / folder / "main.yml"
-            if path.exists():
-                found = {**(loader.load_from_file(str(path), trusted_as_template=True) or {}), **found}
+    of_roles = [ROOT / "roles" / role / folder / "main.yml" for role in ROLES for folder in ("defaults", "vars")]
+    for path in [ROOT / "roles/versions/defaults/main/node.yml", *of_roles]:
+        if path.exists():
+            found = {**(loader.load_from_file(str(path), trusted_as_template=True) or {}), **found}
     templar = Templar(loader=loader, variables=found)
     plain = [name for name in found if not name.startswith(("__", "ansible_"))]
     resolved = {name: templar.template(found[name]) for name in plain}

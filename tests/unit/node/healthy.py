@@ -38,7 +38,7 @@ VARIABLES: dict[str, Any] = {
     "kubernetes_packages_cri_tools_version": "1.35.0",
     "kubernetes_packages_cni_version": "1.8.0",
     "nvidia_toolkit_version": "1.20.0",
-    "nvidia_toolkit_gpu": "required",
+    "node_gpu": "required",
     "nvidia_driver_state": "managed",
     "nvidia_driver_version": "580.95.05",
     "nvidia_driver_modules": "auto",

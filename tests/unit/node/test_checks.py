@@ -147,8 +147,8 @@ def test_an_answer_that_is_no_list_fails(answer: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "remove_driver", "reason"),
     [
-        ({"nvidia_toolkit_gpu": "absent"}, False, "nvidia_toolkit_gpu: absent"),
-        ({"nvidia_toolkit_gpu": "auto"}, True, "nvidia_toolkit_gpu: auto"),
+        ({"node_gpu": "absent"}, False, "node_gpu: absent"),
+        ({"node_gpu": "auto"}, True, "node_gpu: auto"),
     ],
 )
 def test_a_node_without_a_gpu_is_not_judged_by_it(changes: dict[str, Any], remove_driver: bool, reason: str) -> None:
@@ -168,7 +168,7 @@ def test_a_gpu_that_lost_its_driver_fails_where_none_is_required_either() -> Non
     paper = machine()
     remove("/proc/driver/nvidia/version")(paper)
     paper.commands[BUS] = "pci:v00008086d00000D57sv0sd0bc03sc00i00\n" + SWITCH_ON_BUS
-    given = {"nvidia_toolkit_gpu": "auto", "nvidia_driver_state": "present"}
+    given = {"node_gpu": "auto", "nvidia_driver_state": "present"}
     assert verdict(paper, **given).ok
     paper.commands[BUS] += GPU_ON_BUS
     assert [each.name for each in verdict(paper, **given).failed] == ["nvidia/driver"]
@@ -178,7 +178,7 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
     paper = machine()
     remove("/proc/driver/nvidia/version")(paper)
     remove("/var/run/cdi/nvidia.yaml")(paper)
-    found = verdict(paper, nvidia_toolkit_gpu="assumed", device_plugin_gpus_assumed=2, nvidia_driver_state="present")
+    found = verdict(paper, node_gpu="assumed", device_plugin_gpus_assumed=2, nvidia_driver_state="present")
     assert [str(check) for check in found.failed] == []
     drivers = {check.name for check in registered() if check.area == "driver"}
     assert {each.name for each in found.not_applicable} == drivers | {
@@ -193,7 +193,7 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
 def test_without_a_gpu_prometheus_needs_no_job_for_it() -> None:
     paper = machine()
     paper.commands[f"kubectl get {TARGETS}"] = targets(dcgm_exporter="absent")
-    assert verdict(paper, nvidia_toolkit_gpu="absent").ok
+    assert verdict(paper, node_gpu="absent").ok
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_a_machine_that_stays_silent_is_an_error() -> None:
 
 
 def test_a_missing_variable_is_named() -> None:
-    with pytest.raises(PlaybookError, match="no value for crio_version, nvidia_toolkit_gpu"):
-        Expected.from_variables({**VARIABLES, "crio_version": "", "nvidia_toolkit_gpu": None})
+    with pytest.raises(PlaybookError, match="no value for crio_version, node_gpu"):
+        Expected.from_variables({**VARIABLES, "crio_version": "", "node_gpu": None})
 
 
 def test_false_is_a_value() -> None:
