@@ -15,7 +15,7 @@ from harness.errors import LoadError
 from harness.spec.server import Protocol, ServerSpec
 from harness.traffic.framing import Event, Framing, Received, WholeBody, framing_of
 from harness.traffic.http_answer import AnswerHead, BrokenAnswerError, DroppedError, ForeignAnswerError
-from harness.traffic.http_client import HttpConnection, head_of, request_of
+from harness.traffic.http_client import HttpConnection, head_of, request_of, speaks_tls
 from harness.traffic.protocols import (
     DIALECTS,
     UNKNOWN,
@@ -121,6 +121,7 @@ class HttpClient(ServerClient):
         self._head = head_of(server.method, server.target, self._address, {**ours, **headers})
         self._success = server.success.status if server.protocol is Protocol.HTTP else OK
         self._idle: list[HttpConnection] = []
+        self._probed = False
 
     async def close(self) -> None:
         """Let go of what is under way, and close the connections that are idle."""
@@ -138,6 +139,7 @@ class HttpClient(ServerClient):
             head = await self._answer(connection, request, reply)
         except DroppedError:
             if connection.requests == 1:
+                await self._refuse_other_protocol()
                 raise
             # The server had closed it while it was idle, and the request has crossed with that.
             exchange.repeated += 1
@@ -164,6 +166,13 @@ class HttpClient(ServerClient):
                 connection.close()
             else:
                 self._idle.append(connection)
+
+    async def _refuse_other_protocol(self) -> None:
+        """Once: many a server that is for https:// alone closes the connection of whoever asks otherwise, without a word."""
+        if self._tls is None and not self._probed:
+            self._probed = True
+            if await speaks_tls(*self._address):
+                raise ForeignAnswerError("the server speaks TLS: ask it at https://")
 
     async def _connection(self) -> HttpConnection:
         while self._idle:

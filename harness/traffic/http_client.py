@@ -23,6 +23,7 @@ _TIMESTAMPS = 35
 """SO_TIMESTAMPNS of Linux, and the kind of what it adds to the data: the socket module has no name for it."""
 _STAMP = struct.Struct("qq")
 _SAID_BYTES = socket.CMSG_SPACE(_STAMP.size)
+HANDSHAKE_S, _PROBE_S = 10.0, 1.0
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNSUPPORTED_PROTOCOL"})
 """What OpenSSL calls an answer that is none of its own."""
 _OF_THE_LENGTH = frozenset({"content-length", "transfer-encoding"})
@@ -94,10 +95,17 @@ class HttpConnection(asyncio.Protocol):
         connected = await _connected(loop, host, port)
         try:
             _, connection = await loop.create_connection(
-                lambda: HttpConnection(connected), sock=connected, ssl=tls, server_hostname=host if tls else None
+                lambda: HttpConnection(connected),
+                sock=connected,
+                ssl=tls,
+                server_hostname=host if tls else None,
+                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
             )
         except ssl.SSLError as error:
             raise tls_error(error, host, port) from error
+        except ConnectionAbortedError as error:
+            silent = f"no TLS with {authority(host, port)} within {HANDSHAKE_S:g} s, as of a server that is for http:// alone"
+            raise ConnectionAbortedError(silent) from error
         return connection
 
     async def ask(self, request: bytes, take: Take) -> AnswerHead:
@@ -167,6 +175,18 @@ class HttpConnection(asyncio.Protocol):
     def _unsent(self) -> bool:
         """The server answered before it had read the whole request."""
         return self._transport.get_write_buffer_size() > 0
+
+
+async def speaks_tls(host: str, port: int) -> bool:
+    """Whether a server that answers nothing does answer a TLS handshake, whoever vouches for it."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            (await HttpConnection.open(host, port, anybody)).close()
+    except (OSError, BrokenAnswerError):
+        return False
+    return True
 
 
 async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> StampedSocket:

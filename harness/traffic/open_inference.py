@@ -66,6 +66,7 @@ STATUSES = {
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
     # Of this channel alone, and tried again soon: a request must not fail for what an earlier one met.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -56,6 +56,12 @@ def test_a_good_answer_is_one():
     assert exchange.intended_ns <= exchange.sent_ns < exchange.end_ns
 
 
+def test_a_proxy_of_the_environment_is_never_asked(monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert asked(well).status == OK
+
+
 @pytest.mark.parametrize(("answer", "said"), [(b"", "no outputs"), (b"<html>", "no ModelInferResponse")])
 def test_an_answer_that_is_none_is_a_bad_one(answer, said):
     async def badly(_request, _context):

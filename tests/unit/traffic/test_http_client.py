@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from harness.traffic import http_client
 from harness.traffic.clients import HttpClient
 from harness.traffic.http_client import StampedSocket, head_of
 from harness.traffic.protocols import Question
@@ -188,8 +189,18 @@ def test_tls_that_is_not_ours_is_named(tmp_path, monkeypatch):
         RawServer(whole(b"bad", status="400 Bad"), speaks_first=True) as without,
     ):
         (stranger,) = outcomes(over_tls.port, engine(), tls=True)
+        (bare,) = outcomes(over_tls.port, engine())
         (plain,) = outcomes(without.port, engine(), tls=True)
-    assert {stranger.status, plain.status} == {BAD_ANSWER}
+    assert {stranger.status, plain.status, bare.status} == {BAD_ANSWER}
+    assert "https://" in bare.said
     assert "is not trusted" in stranger.said
     assert "SSL_CERT_FILE" in stranger.said
     assert "http://" in plain.said
+
+
+def test_tls_with_a_server_that_waits_for_a_line_of_http_is_given_up_early(monkeypatch):
+    monkeypatch.setattr(http_client, "HANDSHAKE_S", 0.05)
+    with RawServer(whole(b"ok")) as server:
+        (silent,) = outcomes(server.port, engine(), tls=True)
+    assert silent.status == BROKEN
+    assert "http:// alone" in silent.said
