@@ -86,7 +86,7 @@ class ReplicaParser:
         """Values in the known layout; None when the answer has another one."""
         places = self._places
         values, read = np.zeros(self._end), 0
-        for line in text.splitlines():
+        for line in text.split("\n"):
             if not line.startswith(_OURS):
                 continue
             key, _, value = line.rpartition(" ")
@@ -106,7 +106,7 @@ class ReplicaParser:
         return values if read and read == self._expected else None
 
     def _learn(self, text: str) -> None:
-        lines = [line for line in text.splitlines() if line.startswith(_OURS)]
+        lines = [line for line in text.split("\n") if line.startswith(_OURS)]
         series = [sample[0] for line in lines if (sample := split(line))]
         keys: dict[str, list[str]] = {}
         for key in series:

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from harness.errors import MetricsError
@@ -99,6 +101,23 @@ def test_a_line_is_what_prometheus_client_takes_it_for(series, value, after):
     (family,) = text_string_to_metric_families(f"{series} {value}\n")
     (again,) = text_string_to_metric_families(f"{split(f'{series} {value}{after}')[0]} {value}\n")
     assert family.samples == again.samples
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_page_holds_what_prometheus_client_reads_of_it(openmetrics):
+    registry = CollectorRegistry()
+    histogram = Histogram("a_seconds", "x", ["model"], registry=registry, buckets=[0.1, 1])
+    histogram.labels('a\u2028b\x85 \\"c"\n}').observe(0.5)
+    Counter("b", "x \u2028 y", registry=registry).inc(4)
+    write, parse = (
+        (generate_openmetrics, parse_openmetrics) if openmetrics else (generate_latest, text_string_to_metric_families)
+    )
+    page = write(registry).decode()
+    values, unread = read(page)
+    samples = [sample for family in parse(page) for sample in family.samples]
+    assert unread == []
+    assert [float(value) for value in values.values()] == [sample.value for sample in samples]
+    assert [series.partition("{")[0] for series in values] == [sample.name for sample in samples]
 
 
 @pytest.mark.parametrize(
