@@ -201,6 +201,7 @@ def only_ipv6(table: str, with_ipv4: dict[str, str]) -> list[str]:
     return sorted(names - set(with_ipv4))
 
 
+TIME_SERVICES = ("systemd-timesyncd", "chrony", "chronyd", "ntp", "ntpsec", "openntpd")
 PROXY = r"^\s*(?:export\s+)?((?:https?|all)_proxy)=\S"
 
 
@@ -373,6 +374,8 @@ def machine() -> dict[str, Any]:
         "login_home": home_of(user),
         "kubelet_joined": Path("/var/lib/kubelet/config.yaml").exists(),
         "proxies": sorted(set(re.findall(PROXY, read("/etc/environment") or "", re.MULTILINE | re.IGNORECASE))),
+        "network_manager": Path("/etc/NetworkManager/conf.d").is_dir(),
+        "time_service": any((SYS / f"fs/cgroup/system.slice/{name}.service").exists() for name in TIME_SERVICES),
         "etcd_address": etcd_address(read("/etc/kubernetes/manifests/etcd.yaml") or ""),
         "measuring": Path("/etc/node-profile.json").exists(),
     }

@@ -27,6 +27,7 @@ CLUSTER_STAGES = (NODE_STAGE, "playbooks/cluster.yml")
 # What this machine cannot show, told to the roles and to nobody else.
 MACHINE_VARIABLES: dict[str, Any] = {
     "preflight_psi_required": False,
+    "preflight_time_service_required": False,
     "preflight_cpus_min": 1,
     "preflight_disk_volumes_counted": False,
     # The calendar changes no outcome here.

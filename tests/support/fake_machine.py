@@ -57,9 +57,9 @@ class FakeMachine(Machine):
         return self.installed
 
     def command(self, *arguments: str) -> CommandOutput:
-        """The output prepared for these words; exit code 127 where there is none."""
+        """The output prepared for these words, or for those without options; exit code 127 where there is none."""
         words = [argument for argument in arguments if not argument.startswith("--")]
-        prepared = self.commands.get(" ".join(words))
+        prepared = self.commands.get(" ".join(arguments), self.commands.get(" ".join(words)))
         if prepared is not None:
             return CommandOutput(0, prepared, "")
         if words[:2] == ["kubectl", "get"] and words[2] in self.objects:

@@ -158,6 +158,18 @@ def devices_are_described(node: Node) -> Observation:
     )
 
 
+@check(
+    "nvidia/persistence",
+    f"Install nvidia-persistenced at the driver's version, then: {_AGAIN}.",
+    unit=_PERSISTENCE,
+    when=require_real_gpu,
+)
+def driver_stays_awake(node: Node) -> Observation:
+    """No GPU forgets its clocks and power limits, nor starts anew, between two users."""
+    modes = node.output("nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader").split()
+    return Observation(bool(modes) and "Disabled" not in modes, "persistence mode enabled", listed(modes))
+
+
 def _managed(node: Node) -> None:
     require_gpu(node)
     ours = node.expected.nvidia_driver_state == "managed"

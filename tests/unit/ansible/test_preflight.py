@@ -58,6 +58,7 @@ MACHINE = {
     "only_ipv6": [],
     "etcd_address": None,
     "proxies": [],
+    "time_service": True,
 }
 NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 
@@ -128,6 +129,8 @@ CASES = {
     "new-ubuntu": ({"os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"}, {}, None),
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
     "fast-clock": ({"time_s": 4e9}, {}, "timedatectl set-ntp true"),
+    "no-time-service": ({"time_service": False}, {}, "Nothing keeps the clock right"),
+    "time-service-told-off": ({"time_service": False}, {"preflight_time_service_required": False}, None),
     "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
     "gpu-required": (NO_GPU, {"node_gpu": "required"}, "A working GPU is required"),
     "gpu-without-driver": (

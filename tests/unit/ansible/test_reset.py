@@ -4,6 +4,7 @@ import re
 import subprocess
 
 import pytest
+import recorded_role
 import tree
 from tree import ROOT
 
@@ -31,7 +32,9 @@ LEFT += ["/var/lib/systemd/timers/stamp-node-etcd-snapshot.timer"]
 
 
 def test_a_reset_removes_what_a_cluster_leaves_and_keeps_the_distribution_s_folders():
-    texts = [path.read_text() for path in (ROOT / "roles").glob("*/tasks/reset.yml")]
+    texts = [
+        path.read_text() for path in [*(ROOT / "roles").glob("*/tasks/reset.yml"), ROOT / "roles/crio/vars/main.yml"]
+    ]
     removed = {path for text in texts for path in re.findall(r"[\[ ](/[a-z0-9/._-]+)[\],]", text)}
     assert [path for path in LEFT if path not in removed] == []
     # Nor those where others may have a pod network of their own.
@@ -82,3 +85,30 @@ def test_a_reset_releases_the_memory_that_mps_mounted(tmp_path, times):
     under = (*IN_A_NAMESPACE, "sh", "-c", MOUNTED, str(root / "shm"))
     done = tree.play(tmp_path, play, {"one": {}}, {"device_plugin_mps_root": str(root)}, under=under)
     assert (done.returncode, root.exists()) == (0, False), done.stdout + done.stderr
+
+
+CRIO = '#!/bin/sh\necho "crio $*" >> "$MACHINE/calls"\n'
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_reset_leaves_the_images_of_a_podman_that_has_the_same_store(tmp_path, shared):
+    names = ("crio-state", "cache", "storage")
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / "bin-of-podman").touch() if shared else None
+    paths = {name: str(tmp_path / name) for name in names}
+    extra = {"__crio_podman": str(tmp_path / "bin-of-podman"), "__crio_store": paths["storage"]}
+    extra |= {"__crio_left": [paths["crio-state"]], "__crio_left_alone": [paths["cache"], paths["storage"]]}
+    extra |= {"__crio_program": str(tmp_path / "bin/crio")}
+    done = recorded_role.run(
+        tmp_path,
+        "crio, tasks_from: reset.yml",
+        {"one": {"gpu": {}, "builds": False}},
+        {"one": {}},
+        {"crio": CRIO},
+        **extra,
+    )
+    assert done.failed == {"one": None}
+    assert [(tmp_path / name).exists() for name in names] == [False, shared, shared]
+    calls = tmp_path / "one/calls"
+    assert (calls.read_text() if calls.exists() else "") == ("crio wipe --force\n" if shared else "")

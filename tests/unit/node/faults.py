@@ -389,6 +389,10 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         command("nvidia-smi -L", "GPU 0: NVIDIA A16 (UUID: GPU-a)\n"),
         {"gpu/slices", "gpu/features"},
     ),
+    "a GPU sleeps between its users": (
+        command("nvidia-smi --query-gpu=persistence_mode --format=csv,noheader", "Enabled\nDisabled\n"),
+        {"nvidia/persistence"},
+    ),
     "a GPU takes one process alone": (command("nvidia-smi", "Default\nExclusive_Process\n"), {"gpu/compute-mode"}),
     "the device plugin is gone": (fewer("daemonsets"), {"gpu/device-plugin"}),
     "the device plugin fits no node": (

@@ -185,6 +185,7 @@ def machine() -> FakeMachine:
             CRIO_PROCESS: "77\n",
             "uname -r": "6.14.0-29-generic\n",
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
+            "nvidia-smi --query-gpu=persistence_mode --format=csv,noheader": "Enabled\nEnabled\n",
             "nvidia-smi": "Default\nDefault\n",
             "nvidia-smi -i 0": "NVIDIA A16, 15356 MiB, 8.6\n",
             SERVING_ENDS: "notAfter=Nov 24 10:00:00 2027 GMT\nCertificate will not expire\n",

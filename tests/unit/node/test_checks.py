@@ -185,6 +185,7 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
         "nvidia/driver",
         "nvidia/library",
         "nvidia/cdi",
+        "nvidia/persistence",
         "gpu/compute-mode",
         "gpu/features",
     }
