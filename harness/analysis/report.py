@@ -33,6 +33,7 @@ from harness.analysis.pages.tables import goodput_table, neighbour_table, overhe
 from harness.analysis.questions import max_replicas, recommendation
 from harness.analysis.questions.condition_overhead import Interference, interference
 from harness.analysis.questions.isolation import isolated, overheads
+from harness.analysis.questions.matched_load import load_sweeps
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.questions.sharing_cost import (
     BUSY_PERCENT,
@@ -73,6 +74,7 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     content = _content(analysis)
     drawn = [
         *content["stress_curves"],
+        *content["sweep_pictures"].values(),
         *itertools.chain.from_iterable(content["family_pictures"].values()),
         *([content["overall"]] if content["overall"] else []),
         *content["pictures"].values(),
@@ -146,7 +148,7 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
     best = goodput.bests(analysis.spec, analysis.stress_series)
     against_first = interference(analysis)
     said = headline(analysis, best, against_first)
-    groups = families(analysis)
+    groups, sweeps = families(analysis), load_sweeps(analysis)
     judged = objective.objectives(analysis.folder)
     whole = [run for run in analysis.experiments if run.name in judged and not run.damage]
     further = [
@@ -177,6 +179,8 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
         "stress_curves": [
             curve for series in analysis.stress_series if stress and (curve := stress_curve(series, stress))
         ],
+        "sweeps": sweeps,
+        "sweep_pictures": {sweep.title: picture for sweep in sweeps if (picture := sweep.picture())},
         "families": groups,
         "family_pictures": {family.title: pictures_of_settings(family) for family in groups},
         "metrics": [

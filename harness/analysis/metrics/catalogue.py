@@ -310,6 +310,22 @@ _OWN = (
         lambda run: run.data.requests.tokens_per_s("output_tokens"),
         of=_streams,
     ),
+    _more(
+        "output_tokens_per_gpu",
+        "Output tokens per GPU",
+        "tokens/s",
+        "Output tokens per second, by the GPUs that the replicas were on.",
+        lambda run: run.data.requests.tokens_per_s("output_tokens") / run.gpus,
+        of=_streams,
+    ),
+    _more(
+        "tokens_per_user",
+        "Tokens per user",
+        "tokens/s",
+        "1 / exact p90 of the time per token: what nine of ten users get, as MLPerf Endpoints defines it.",
+        lambda run: 1 / _quantile("tpot", 0.9, run),
+        of=_streams,
+    ),
     *(
         replace(
             _recorded(

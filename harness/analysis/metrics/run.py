@@ -19,6 +19,7 @@ from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, batch_means
 from harness.analysis.statistics.distributions import Floats
 from harness.metrics.rows import POOLED
+from harness.results.manifest import said_uuids
 
 if TYPE_CHECKING:
     import pandas as pd  # half a second, which a campaign that only runs does not need
@@ -32,6 +33,7 @@ LONGEST_STANDSTILL = 0.5
 """Share of the recording for which a counter may stand still: exporters read it every half minute."""
 _GAP_STEPS = 3
 """Power is not known between two readings that lie more than so many of their usual distances apart."""
+_INSTANCE = "MIG-"
 _OF_GPU = re.compile(r"gpu(?:(\d+)_(?:energy_j|power_w)|-(\d+)$)")
 _COUNTER, _POWER = "energy counter", "power over time"
 Readings = tuple[Floats, Floats]
@@ -152,6 +154,16 @@ class Run:
             except NotMeasuredError as reason:
                 raise NotMeasuredError(f"gpu-{gpu} {reason}") from reason
         return energy_j
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the replicas were on, as they say, or as the campaign spreads them where they do not: as under MIG."""
+        manifest = self.data.manifest
+        server = manifest.experiment.workload.server
+        if not manifest.provenance.gpus and not (server and server.url):
+            raise NotMeasuredError(manifest.provenance.gpus_absent or "there was no GPU")
+        whole = {uuid for uuid in said_uuids(manifest.replicas) if not uuid.startswith(_INSTANCE)}
+        return len(whole) or min(manifest.experiment.gpus, manifest.experiment.replicas)
 
     def devices(self, metric: str) -> pd.DataFrame:
         """The rows of a metric, a column per GPU."""

@@ -1,0 +1,69 @@
+"""The percentiles of streams are those of the request table, everywhere, and a histogram's stand beside them under names of their own."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from harness.analysis import summary
+from harness.analysis.campaign import analyse
+from harness.analysis.pages.tables import short_tables
+from harness.analysis.read import read_experiment
+from harness.results.requests import NS_PER_S, gaps, read
+from harness.spec import CampaignSpec
+from harness.traffic.records import nearest_rank
+from tests.unit.results.streams import write_streams
+
+PERCENTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def answers(experiment, replica):
+    random = np.random.default_rng([experiment.repeat, replica])
+    return random.lognormal(4, 1, 700), random.lognormal(2, 1, 700)
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    spec = CampaignSpec.model_validate(
+        {
+            "name": "exact",
+            "workloads": [{"name": "llm", "server": {"command": ["serve", "{port}"], "protocol": "openai-chat"}}],
+            "replicas": [2],
+            "repeats": 2,
+            "timing": {"step_s": 1, "record_s": 10, "stabilise_s": 1, "cooldown_s": 0},
+        }
+    )
+    return analyse(write_streams(tmp_path_factory.mktemp("r") / "exact", spec, answers))
+
+
+def of_the_table(folder, what, quantile):
+    """By hand: the value of nearest rank among all requests of the recording, seconds."""
+    table, window = read(folder), read_experiment(folder).window
+    rows = table.rows[window.holds(table.rows["end_ns"])]
+    spent = rows["end_ns"] - rows["first_token_ns"]
+    between = np.concatenate([gaps(folder, replica) for replica in table.replicas])
+    values = {
+        "latency": rows["end_ns"] - rows["intended_ns"],
+        "ttft": rows["first_token_ns"] - rows["intended_ns"],
+        "tpot": spent / (rows["output_tokens"] - 1),
+        "itl": between["gap_ns"][window.holds(between["start_ns"] + between["gap_ns"])],
+    }[what]
+    return np.sort(values)[nearest_rank(len(values), quantile) - 1] / NS_PER_S
+
+
+@pytest.mark.parametrize("what", ["ttft", "itl", "tpot", "latency"])
+def test_the_summary_has_the_quantiles_of_the_request_table(analysis, what):
+    lines = {line["measure"]: line for line in csv.DictReader(io.StringIO(summary.table(analysis).csv()))}
+    for percent, quantile in PERCENTS.items():
+        exact = [of_the_table(run.data.folder, what, quantile) for run in analysis.experiments]
+        assert [run.figures[f"{what}_{percent}_exact"] for run in analysis.experiments] == exact
+        assert float(lines[f"{what}_{percent}_exact"]["mean"]) == np.mean(exact)
+
+
+def test_the_table_at_the_end_of_a_run_shows_the_same(analysis):
+    _, (streams, _) = short_tables(analysis, 200)
+    (row,) = streams.records()
+    for what in ("ttft", "itl", "tpot"):
+        mean_s = np.mean([of_the_table(run.data.folder, what, 0.99) for run in analysis.experiments])
+        assert float(row[f"{what} p99"].replace(",", "")) == pytest.approx(1e3 * mean_s, rel=0.01)
