@@ -253,9 +253,16 @@ def test_the_key_is_read_from_the_environment_alone(monkeypatch):
 def test_a_key_is_not_kept_of_an_answer_that_is_quoted_in_part(monkeypatch):
     monkeypatch.setenv("MY_KEY", "s3cr3t" * 50)
     answer = whole(b'{"candidates": "' + b"s3cr3t" * 50 + b'"}', "Content-Type: application/json")
+
+    async def ask(port):
+        client = HttpClient(chat(api_key_env="MY_KEY"), port, HOST)
+        try:
+            return await client.ask(QUESTION, Exchange(time.perf_counter_ns()))
+        finally:
+            await client.close()
+
     with RawServer(answer) as server:
-        client = HttpClient(chat(api_key_env="MY_KEY"), server.port, HOST)
-        exchange = asyncio.run(client.ask(QUESTION, Exchange(time.perf_counter_ns())))
+        exchange = asyncio.run(ask(server.port))
     assert "Gemini's own" in exchange.said
     assert "s3cr" not in exchange.said
 
