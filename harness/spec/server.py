@@ -230,7 +230,8 @@ class ServerSpec(StrictModel):
     method: Literal["GET", "POST"] = Field("POST", description="http: GET or POST.")
     body: str | dict[str, Any] | None = Field(
         None,
-        description="http: text or JSON object that is sent; {prompt}, {output_tokens}, {image} and {audio} are filled in. null: nothing.",
+        description="http: text or JSON object that is sent; {prompt}, {output_tokens}, {image} and {audio} (base64), "
+        "{image_file} and {audio_file} (bytes) are filled in. null: nothing.",
     )
     success: SuccessSpec = Field(SuccessSpec(), description="http: what an answer is, e.g. {status: 200, contains: x}.")
     headers: dict[str, str] = Field({}, description="More headers of every request.")
@@ -409,7 +410,8 @@ class ServerSpec(StrictModel):
     def _images_and_sounds_have_a_place(self) -> Iterator[str]:
         for name in ("image", "audio"):
             given = self.requests.differs(name)
-            in_body = f"{{{name}}}" in json.dumps([self.body, self.extra_body])
+            body = json.dumps([self.body, self.extra_body])
+            in_body = any(place in body for place in (f"{{{name}}}", f"{{{name}_file}}"))
             if in_body and not given:
                 yield f"`{'body' if self.protocol is Protocol.HTTP else 'extra_body'}` holds {{{name}}}, and nothing says what that is: give `requests.{name}`."
             if given and self.requests.file is not None:

@@ -27,8 +27,9 @@ from harness.spec.server import OPEN_INFERENCE, Protocol, ServerSpec
 from harness.spec.server_requests import LengthSpec, RequestsSpec, TensorSpec
 from harness.traffic import arrivals
 from harness.traffic.datasets import read_file
+from harness.traffic.dialects.dialect import AUDIO, AUDIO_FILE, IMAGE, IMAGE_FILE
 from harness.traffic.open_inference import TensorRequest
-from harness.traffic.protocols import AUDIO, IMAGE, UNKNOWN, Question, body_of
+from harness.traffic.protocols import UNKNOWN, Question, body_of
 from harness.traffic.texts import Texts
 
 _PROMPT = "{prompt}"
@@ -144,9 +145,11 @@ def wav(seconds: float, chance: random.Random) -> bytes:
 
 def _made(requests: RequestsSpec, chance: random.Random) -> Iterator[tuple[bytes, bytes]]:
     if requests.image:
-        yield IMAGE.encode(), base64.b64encode(png(requests.image.width, requests.image.height, chance))
+        file = png(requests.image.width, requests.image.height, chance)
+        yield from ((IMAGE.encode(), base64.b64encode(file)), (IMAGE_FILE.encode(), file))
     if requests.audio:
-        yield AUDIO.encode(), base64.b64encode(wav(requests.audio.seconds, chance))
+        file = wav(requests.audio.seconds, chance)
+        yield from ((AUDIO.encode(), base64.b64encode(file)), (AUDIO_FILE.encode(), file))
 
 
 if __name__ == "__main__":

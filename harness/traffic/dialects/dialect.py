@@ -18,6 +18,8 @@ from harness.traffic.records import NONE, TokenSource
 UNKNOWN = NONE
 IMAGE, AUDIO = "{image}", "{audio}"
 """Where their base64 goes in a body."""
+IMAGE_FILE, AUDIO_FILE = "{image_file}", "{audio_file}"
+"""Where they go themselves, as bytes."""
 SHOWN_BYTES = 80
 _FAILED = re.compile(
     "abort|block|cancel|disconnect|error|evict|fail|filter|insufficient|interrupt|overload|preempt|prohibit|recitation|refus|safety"
