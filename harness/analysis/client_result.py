@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.analysis import objective
 from harness.analysis.read import ClientRequests, count_statuses, read_requests
-from harness.errors import ReasonCode, ResultsPathError
+from harness.errors import ReasonCode, ResultsPathError, counted
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
 from harness.results.files import read_object, sha256_of, storage_errors
@@ -330,6 +330,8 @@ def _figures(requests: ClientRequests) -> Document:
         "failed": requests.failed,
         "under_way_at_end": len(requests.under_way),
         "abandoned": int((requests.under_way["status"] == ABANDONED).sum()),
+        "cancelled": requests.cancelled,
+        "not_sent": requests.not_sent,
         **{f"{what}_ms": requests.milliseconds(what) for what in ("latency", "ttft", "tpot", "itl", "send_error")},
         "input_tokens_per_s": round(requests.tokens_per_s("input_tokens"), 6),
         "output_tokens_per_s": round(requests.tokens_per_s("output_tokens"), 6),
@@ -348,6 +350,7 @@ def _server_findings(
     if server.open_loop:
         yield from _rate_not_held(requests.intended, results, otherwise=sum(requests.failed.values()))
     yield from _late(requests, results, "client", slo)
+    yield from _set_aside(requests)
     yield from _too_long(server, requests)
     if server.image:  # the clients beside the servers could not see everything
         hidden = {
@@ -368,6 +371,20 @@ def _server_findings(
             ReasonCode.NOT_JUDGED,
             "Not judged: where these servers compute and how they share a GPU, for they ran already and the harness set nothing of "
             f"it. What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}.",
+        )
+
+
+def _set_aside(requests: ClientRequests) -> Iterator[Finding]:
+    """What counts neither as a success nor as a failure."""
+    if requests.cancelled:
+        yield _remark(
+            ReasonCode.REMARK,
+            f"{counted(requests.cancelled, 'request')} cancelled by the client, as `requests.cancel` says: neither successes nor failures.",
+        )
+    if requests.not_sent:
+        yield _remark(
+            ReasonCode.REMARK,
+            f"{counted(requests.not_sent, 'turn')} of sessions not sent, because a turn before them failed or was cancelled.",
         )
 
 

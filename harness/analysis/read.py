@@ -29,11 +29,12 @@ from harness.results.manifest import Manifest, read_manifest
 from harness.results.requests import NS_PER_S, RequestTable, Rows, Window, gaps, is_of_requests, read
 from harness.spec import CampaignSpec
 from harness.spec.model import first_in_words
-from harness.traffic.records import OK
+from harness.traffic.records import CANCELLED, NOT_SENT, OK
 
 if TYPE_CHECKING:
     import pandas as pd
 
+SET_ASIDE = (CANCELLED, NOT_SENT)
 _NO_REQUEST = "no request ended within the recording"
 _NO_STREAM = "the answers were no streams of tokens"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
@@ -53,7 +54,8 @@ class ClientRequests:
 
     ``rows``: those that ended in it. ``well``: of these, those that were answered well. ``under_way``: those that had begun and not
     ended when it ended. ``gaps``: after a token, that ended in the recording or were under way at its end; each with its request's
-    status where the request ended without another token, else OK. ``intended``: how many were meant to be sent in it.
+    status where the request ended without another token, else OK. ``intended``: how many were meant to be sent in it. In none of
+    them are the ``cancelled`` and the ``not_sent``, of which these are the numbers that ended in it.
     """
 
     window: Window
@@ -63,6 +65,8 @@ class ClientRequests:
     gaps: Array
     intended: int
     replicas: tuple[int, ...]
+    cancelled: int = 0
+    not_sent: int = 0
 
     @property
     def every(self) -> Rows:
@@ -111,6 +115,9 @@ def read_requests(table: RequestTable, folder: Path, window: Window, replica: in
     replicas = table.replicas if replica is None else (replica,)
     streams = (rows["first_token_ns"] >= 0).any()
     between = [_gaps(gaps(folder, index), table.of(index), window) for index in replicas] if streams else []
+    aside = window.holds(rows["end_ns"])
+    cancelled, not_sent = (int((aside & (rows["status"] == status)).sum()) for status in SET_ASIDE)
+    rows = rows[~np.isin(rows["status"], SET_ASIDE)]
     ended = rows[window.holds(rows["end_ns"])]
     return ClientRequests(
         window,
@@ -120,6 +127,8 @@ def read_requests(table: RequestTable, folder: Path, window: Window, replica: in
         np.concatenate([np.empty(0, _GAP), *between]),
         int(window.holds(rows["intended_ns"]).sum()),
         replicas,
+        cancelled,
+        not_sent,
     )
 
 
@@ -152,6 +161,7 @@ def _gaps(log: Rows, rows: Rows, window: Window) -> Array:
     for status in np.unique(failed["status"]):
         last = np.isin(between["end_ns"], failed["end_ns"][failed["status"] == status])
         between["status"][last] = status
+    between = between[~np.isin(between["status"], SET_ASIDE)]
     begin_ns, end_ns = between["begin_ns"], between["end_ns"]
     return between[window.holds(end_ns) | _under_way(begin_ns, end_ns, window)]
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.backends.local_replica import CAMPAIGN_VARIABLE, import_paths
-from harness.errors import Issue, IssueLevel
+from harness.errors import Issue, IssueLevel, LoadError
 from harness.extras import absent, advice_on
 from harness.spec import ExperimentSpec, LayerSpec, ServerSpec, WorkloadSpec
 from harness.spec.replica import VARIABLES, ReplicaSpec
+from harness.traffic.datasets import load_facts
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
@@ -64,12 +65,23 @@ def _faults_of_files(server: ServerSpec) -> Iterator[tuple[str, str]]:
         yield f"asks what is in {file}, and there is no such file.", "Give its path from where the harness is started."
     elif tokenizer is not None and absent("tokenizers"):
         yield "needs tokenizers, which is not installed.", f"Install it: {advice_on('tokenizers')}"
-    elif (file or tokenizer) and (why := _why_not_asked(server)):
-        yield f"cannot be asked: {why}", f"Mend {' or '.join(filter(None, (file, tokenizer)))}."
+    elif why := _why_not_read(server):
+        yield f"cannot be asked: {why}", f"Fix {file}, or say in the campaign file how to read it."
+    elif tokenizer is not None and (why := _why_not_asked(server)):
+        yield f"cannot be asked: {why}", f"Fix {tokenizer}."
+
+
+def _why_not_read(server: ServerSpec) -> str:
+    """What is wrong with the file of requests, all of it read; empty where nothing is."""
+    try:
+        load_facts(server)
+    except LoadError as error:
+        return error.message
+    return ""
 
 
 def _why_not_asked(server: ServerSpec) -> str:
-    """What the replica's own reader, which stands apart, says of the file of requests; empty where it takes it."""
+    """What the replica's own reader, which stands apart, says of the tokenizer; empty where it takes it."""
     spec = ReplicaSpec(workload=WorkloadSpec(name="requests", server=server))
     environment = {**os.environ, "PYTHONPATH": import_paths(), **spec.environment()}
     done = subprocess.run(READER, env=environment, capture_output=True, text=True, check=False)

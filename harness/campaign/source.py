@@ -52,7 +52,9 @@ SHOWN: dict[str, Any] = {
 SERVER: dict[str, Any] = {"command": ["my-server", "--port", "{port}"]}
 EXAMPLES = {
     "tensors": "  # protocol oip: [{name: x, shape: [1, 4], datatype: FP32, data: null}]",
-    "requests": "  # image: {width: 640, height: 480}, audio: {seconds: 5}",
+    "requests": "  # image: {width: 640, height: 480}, audio: {seconds: 5}, shared_prefix: {tokens: 512, groups: 8}, sessions: {turns: 4, "
+    "delay_s: 2}, cancel: {percent: 5, after_s: 1}",
+    "trace": "  # {file: trace.jsonl, unit: ms, factor: 2, block_tokens: 512}",
 }
 SECTIONS: dict[str, type[StrictModel]] = {
     "timing": Timing,

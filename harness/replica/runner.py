@@ -27,7 +27,12 @@ from harness.traffic.endpoint import Endpoint, Response, Routes
 from harness.traffic.records import RecordLog
 
 LOG_NAME = "latencies.bin"
-FILES_OF_LOAD = {"requests": "requests.bin", "gaps": "gaps.bin", "engine_metrics": "engine_metrics.csv"}
+FILES_OF_LOAD = {
+    "requests": "requests.bin",
+    "gaps": "gaps.bin",
+    "turns": "turns.bin",
+    "engine_metrics": "engine_metrics.csv",
+}
 """What is written while a server is asked, by the route that serves it."""
 _LABELS = ("workload", "precision", "execution", "batch_size", "device")
 """Facts that ``inference_info`` has."""

@@ -287,6 +287,6 @@ def _relative(rows: requests.Rows) -> dict[str, Nanoseconds]:
         name: np.where(rows[instant] >= 0, rows[instant] - rows["intended_ns"], NONE)
         for name, instant in (("send_error_ns", "sent_ns"), ("ttft_ns", "first_token_ns"))
     }
-    others = ("itl_p99_ns", "input_tokens", "output_tokens", "status", "replica")
+    others = ("itl_p99_ns", "input_tokens", "output_tokens", "status", "session", "turn", "replica")
     head = {"intended_ns": rows["intended_ns"], "latency_ns": requests.latency_ns(rows)}
     return head | since | {name: rows[name] for name in others}

@@ -25,17 +25,17 @@ from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
 from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, REQUESTS, workload_folders
 from harness.results.packed import OLD_SUFFIX, Nanoseconds, int64_array, not_ours, read_columns
-from harness.traffic.records import CLIENT_FIELDS, GENERATED_FIELDS, LATENCY_FIELDS, NONE, OK
+from harness.traffic.records import CLIENT_FIELDS, GENERATED_FIELDS, LATENCY_FIELDS, NONE, OK, TURN_FIELDS
 
 LOAD_LOG = "load/requests.bin"
-CLIENT_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
+CLIENT_LOG, GAPS_LOG, TURNS_LOG = "requests.bin", "gaps.bin", "turns.bin"
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 COLUMNS = (
     *("replica", "intended_ns", "sent_ns", "first_token_ns", "end_ns"),
-    *("itl_p99_ns", "input_tokens", "output_tokens", "status"),
+    *("itl_p99_ns", "input_tokens", "output_tokens", "status", "session", "turn"),
 )
-"""Of the table. Instants are since the epoch; ``itl_p99_ns`` is that of the answer's own gaps."""
+"""Of the table. Instants are since the epoch; ``itl_p99_ns`` is that of the answer's own gaps, a ``session`` one of its replica's."""
 
 
 def _record(*names: str) -> np.dtype[np.void]:
@@ -46,6 +46,7 @@ ROW = _record(*COLUMNS)
 LATENCY = _record(*LATENCY_FIELDS)
 GAP = _record("start_ns", "gap_ns")
 CLIENT = _record(*CLIENT_FIELDS)
+TURN = _record(*TURN_FIELDS)
 GENERATED = _record(*GENERATED_FIELDS)
 REPLICAS_KEY = b"harness.replicas"
 """Of a file's metadata: who has a log."""
@@ -141,7 +142,11 @@ def logs_of(folder: Path) -> list[Path]:
     generated = folder / LOAD_LOG
     if generated.parent.is_dir():  # what the replicas logged stays, as the counters' other side
         return [generated] if generated.is_file() else []
-    raw = [path for name in (RAW_LATENCIES, CLIENT_LOG) for path in (folder / REPLICAS).glob(f"replica-*/{name}")]
+    raw = [
+        path
+        for name in (RAW_LATENCIES, CLIENT_LOG, TURNS_LOG)
+        for path in (folder / REPLICAS).glob(f"replica-*/{name}")
+    ]
     return sorted([*raw, *(folder / LATENCIES).glob("replica-*.parquet")])
 
 
@@ -296,7 +301,18 @@ def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
     logs |= {_number(path): path for path in older.glob("replica-*") if path.suffix in {".parquet", OLD_SUFFIX}}
     for replica in sorted({*clients, *logs}):
         path, dtype = (clients[replica], CLIENT) if replica in clients else (logs[replica], LATENCY)
-        yield replica, map(partial(to_rows, replica=replica), _records(path, dtype))
+        rows = map(partial(to_rows, replica=replica), _records(path, dtype))
+        turns = path.with_name(TURNS_LOG)
+        yield replica, _with_turns(rows, _records(turns, TURN)) if turns.is_file() else rows
+
+
+def _with_turns(chunks: Iterator[Rows], turns: Iterator[Rows]) -> Iterator[Rows]:
+    """The rows with the session and turn of each; both logs are read in pieces of as many records."""
+    for rows in chunks:
+        of_rows = next(turns, np.empty(0, TURN))[: len(rows)]
+        for name in TURN_FIELDS:
+            rows[name][: len(of_rows)] = of_rows[name]
+        yield rows
 
 
 def _known(parts: Sequence[tuple[int, Any]]) -> tuple[int, ...]:

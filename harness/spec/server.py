@@ -82,6 +82,8 @@ LANGUAGE = frozenset(
     }
 )
 """Of language models: a prompt or a chat in, tokens out."""
+CHATS = LANGUAGE - {Protocol.OPENAI_COMPLETIONS, Protocol.OLLAMA_GENERATE, Protocol.TRITON_GENERATE}
+"""Those that take the messages of a chat."""
 _WITH_IMAGE = LANGUAGE - {Protocol.OPENAI_COMPLETIONS, Protocol.TRITON_GENERATE}
 _WITH_AUDIO = frozenset({Protocol.OPENAI_CHAT})
 
@@ -272,7 +274,8 @@ class ServerSpec(StrictModel):
     )
     trace: TraceSpec | None = Field(
         None,
-        description="Open loop: each server is asked at the times of a trace, with its lengths, e.g. {file: trace.jsonl, factor: 2}.",
+        description="Open loop: each server is asked at the times of a trace, with its lengths, e.g. {file: trace.jsonl, unit: ms, "
+        "factor: 2, block_tokens: 512}.",
     )
     max_in_flight: UpTo4096 = Field(
         1024, description="With `rate` or `trace`: requests on their way at once; more wait, and their latency counts."
@@ -315,6 +318,11 @@ class ServerSpec(StrictModel):
         paths = {key: place(path) for key in ("file", "tokenizer") if (path := getattr(self.requests, key))}
         trace = self.trace and self.trace.model_copy(update={"file": place(self.trace.file)})
         return self.model_copy(update={"requests": self.requests.model_copy(update=paths), "trace": trace})
+
+    @property
+    def may_have_sessions(self) -> bool:
+        """Requests may follow each other."""
+        return self.requests.sessions is not None or self.requests.file is not None or self.trace is not None
 
     @property
     def open_loop(self) -> bool:
@@ -402,9 +410,15 @@ class ServerSpec(StrictModel):
             yield f"`{name}` has no effect without `rate`."
         if (self.arrivals == "gamma") is (self.burstiness is None):
             yield "arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one."
-        texts = self.requests.differs("file", "input_tokens", "output_tokens")
+        texts = self.requests.differs("file", "input_tokens", "output_tokens", "shared_prefix")
         if self.trace is not None and (texts or self.protocol in OPEN_INFERENCE):
             yield "`trace` says how long texts are: leave lengths and `file` out of `requests`, and take no oip protocol."
+        if self.requests.sessions is not None and self.protocol not in LANGUAGE:
+            yield "`requests.sessions` are conversations: use a protocol of a language model, e.g. openai-chat."
+        if self.requests.sessions is not None and (self.requests.image or self.requests.audio):
+            yield "`requests.sessions` are of text: leave `image` and `audio` out, or write them into the messages of a file."
+        if self.requests.shared_prefix is not None and self.requests.file is not None:
+            yield "`requests.shared_prefix` is of synthetic texts: leave it or `file` out."
 
     @checked
     def _images_and_sounds_have_a_place(self) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from harness.spec.model import Count, Load, Port, StrictModel, Text, UpTo4096, UrlPath, checked
+from harness.spec.model import Count, Load, Port, StrictModel, Text, UpTo4096, UpToADay, UrlPath, WithinADay, checked
 
 MOST_ELEMENTS = 10_000_000
 
@@ -40,18 +40,54 @@ class AudioSpec(StrictModel):
     seconds: float = Field(ge=0.01, le=120, description="How long it is, at 16 kHz.")
 
 
+class SharedPrefixSpec(StrictModel):
+    """A beginning that synthetic texts have in common, as a system prompt is."""
+
+    tokens: int = Field(ge=1, le=1_000_000, description="Of each prefix; those of `input_tokens` come after it.")
+    groups: int = Field(
+        1, ge=1, le=100_000, description="How many prefixes there are; each text begins with one of them."
+    )
+
+
+class SessionsSpec(StrictModel):
+    """Requests that follow each other, each with what was said before."""
+
+    turns: UpTo4096 = Field(description="Of each session; of a conversation in a file at most so many.")
+    delay_s: UpToADay = Field(0.0, description="From the end of an answer to the next turn, where the file says none.")
+
+
+class CancelSpec(StrictModel):
+    """Requests whose client hangs up."""
+
+    percent: float = Field(gt=0, le=100, description="Share of the requests, drawn by the seed.")
+    after_s: WithinADay = Field(
+        description="After a request began, connecting included; an answer that ends earlier counts as any other."
+    )
+
+
 class RequestsSpec(StrictModel):
     """What is asked."""
 
     file: str | None = Field(
         None,
-        description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`. Or "
-        "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
+        description="Data file, taken in turn: JSON lines with `prompt`, `messages` or `body` (and `output_tokens`), ShareGPT, AIPerf, "
+        "OpenAI batch, guidellm, or a trace, whose lengths are taken; see docs/servers.md. null means synthetic texts.",
     )
     input_tokens: LengthSpec = Field(
         LengthSpec(mean=128), description="Of synthetic inputs; without `tokenizer` in words."
     )
     output_tokens: LengthSpec = Field(LengthSpec(mean=64), description="max_tokens, where the file does not say it.")
+    shared_prefix: SharedPrefixSpec | None = Field(
+        None, description="Synthetic texts that begin alike, e.g. {tokens: 512, groups: 8}; null: none do."
+    )
+    sessions: SessionsSpec | None = Field(
+        None,
+        description="openai: conversations of several turns, synthetic or of the file, e.g. {turns: 4, delay_s: 2}; `rate` and "
+        "`concurrency` count sessions. null: one request each, but for files of sessions.",
+    )
+    cancel: CancelSpec | None = Field(
+        None, description="The client hangs up on some, e.g. {percent: 5, after_s: 1}; neither successes nor failures."
+    )
     tokenizer: Text | None = Field(
         None,
         description="Folder with tokenizer.json, or that file, on this machine: synthetic texts have exactly the drawn number of its "
@@ -73,8 +109,15 @@ class TraceSpec(StrictModel):
     """Requests that came somewhere, to come again."""
 
     file: Text = Field(
-        description="JSONL in Mooncake's form: each line has `timestamp` (milliseconds), `input_length` and `output_length` "
-        "(tokens); sorted by time."
+        description="Requests with timestamps, and texts or lengths in tokens: Mooncake, Qwen-Bailian, Azure (CSV), BurstGPT (CSV), AIPerf; "
+        "see docs/servers.md."
+    )
+    unit: Literal["s", "ms"] | None = Field(
+        None,
+        description="Of its timestamps; null: as its form says, and the file is refused where that does not say it.",
+    )
+    block_tokens: int | None = Field(
+        None, ge=1, le=1_000_000, description="Tokens of a block of `hash_ids`; null: 512, in Qwen-Bailian's form 16."
     )
     factor: Load = Field(1.0, description="How many times as fast as it was.")
 

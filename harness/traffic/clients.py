@@ -28,7 +28,7 @@ from harness.traffic.protocols import (
     counted,
     read_whole,
 )
-from harness.traffic.records import BAD_ANSWER, BROKEN, OK, UNANSWERED, Exchange
+from harness.traffic.records import BAD_ANSWER, BROKEN, CANCELLED, OK, UNANSWERED, Exchange
 
 BEARER = "Authorization"
 HIDDEN = "(key)"
@@ -80,11 +80,15 @@ class ServerClient(Client):
 
     async def ask(self, question: Question, exchange: Exchange) -> Exchange:
         """Send it now, read the answer and write down what became of it; never raises for what the server does."""
+        limit_s = self._server.request_timeout_s
+        cancels = question.cancel_after_s is not None and question.cancel_after_s < limit_s
         try:
-            async with asyncio.timeout(self._server.request_timeout_s):
+            async with asyncio.timeout(question.cancel_after_s if cancels else limit_s):
                 await self._ask(question, exchange)
         except TimeoutError:
-            exchange.status, exchange.said = UNANSWERED, f"no whole answer within {self._server.request_timeout_s:g} s"
+            exchange.status, exchange.said = (
+                (CANCELLED, "") if cancels else (UNANSWERED, f"no whole answer within {limit_s:g} s")
+            )
         except (BadAnswerError, ForeignAnswerError) as error:
             exchange.status, exchange.said = BAD_ANSWER, str(error)
         except (OSError, BrokenAnswerError) as error:

@@ -9,11 +9,12 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from harness.traffic.arrivals import NS_PER_S
 from harness.traffic.clients import Client
 from harness.traffic.protocols import Question
-from harness.traffic.records import ABANDONED, OK, Exchange
+from harness.traffic.records import ABANDONED, NOT_SENT, OK, Exchange
 
 POLL_S = 0.05
 PAUSE_AFTER_FAILURE_S = 0.1
@@ -72,6 +73,7 @@ class LoadLoop:
         self._on_depth, self._alive = on_depth, alive
         self._under_way: set[Exchange] = set()
         self._next: tuple[int, int] | None = None  # to be sent, or what waits for room
+        self._turns: dict[asyncio.Task[None], Exchange] = {}  # of sessions, that are not due yet or wait for room
         self._room = asyncio.Semaphore(most)
         self._failure: asyncio.Future[None]
         self._over = False
@@ -106,8 +108,10 @@ class LoadLoop:
                         sender.cancel()
         finally:
             self._over = True
-            sender.cancel()
-            await asyncio.gather(sender, return_exceptions=True)
+            waiting = [sender, *self._turns]
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
             await self._client.close()
             self._failure.cancel()
             self._give_up(stopped_ns or time.perf_counter_ns())
@@ -141,18 +145,76 @@ class LoadLoop:
             self._next = None
             self._begin(question, Exchange(due_ns, target=target), lambda _exchange: self._room.release())
 
-    def _begin(self, question: Question, exchange: Exchange, then: Callable[[Exchange], None]) -> None:
+    def _begin(
+        self,
+        question: Question,
+        exchange: Exchange,
+        then: Callable[[Exchange], None],
+        session: tuple[int, Iterator[Question]] | None = None,
+    ) -> None:
+        """Send it; ``session``: of a later turn, when the first one was meant to be sent, and the turns after this one."""
+        start_ns, following = session or (exchange.intended_ns, question.following)
+        upcoming: list[Question] = []
+
+        def prepare() -> None:
+            upcoming.extend(itertools.islice(following, 1))
+
         def ended(exchange: Exchange) -> None:
             self._under_way.discard(exchange)
             self._on_depth(len(self._under_way))
             self._or_fail(self._book, exchange)
-            self._or_fail(then, exchange)
+            follows = question.goes_on and exchange.status == OK
+            if follows:
+                turn = upcoming.pop() if upcoming else next(following)
+                self._or_fail(self._follow, turn, exchange, then, (start_ns, following))
+            elif question.goes_on:
+                self._or_fail(self._end_session, question, exchange)
+            if not (follows and self._closed_loop):  # where a session keeps its place to its end
+                self._or_fail(then, exchange)
 
+        exchange.session, exchange.turn = question.session, question.turn
         self._under_way.add(exchange)
         self._on_depth(len(self._under_way))
         self._client.begin(question, exchange, ended)
+        if question.goes_on:  # made while the answer comes, so that the next turn is not late for it
+            asyncio.get_running_loop().call_soon(self._or_fail, prepare)
 
-    def _or_fail(self, step: Callable[..., None], *arguments: Exchange) -> None:
+    def _follow(
+        self,
+        turn: Question,
+        answered: Exchange,
+        then: Callable[[Exchange], None],
+        session: tuple[int, Iterator[Question]],
+    ) -> None:
+        """Have the next turn sent a delay after the end of the answer before it: whatever was late before, it is not later."""
+        due_ns = max(answered.end_ns + round(turn.delay_s * NS_PER_S), session[0] + round(turn.offset_s * NS_PER_S))
+        exchange = Exchange(due_ns, target=answered.target, session=turn.session, turn=turn.turn)
+
+        async def ask() -> None:
+            await asyncio.sleep(max(due_ns - time.perf_counter_ns(), 0) / NS_PER_S)
+            if not self._closed_loop:
+                await self._room.acquire()
+            self._turns.pop(task)
+            self._begin(turn, exchange, then, session)
+
+        task = asyncio.ensure_future(ask())
+        self._turns[task] = exchange
+
+    def _end_session(self, question: Question, failed: Exchange) -> None:
+        """Book the turns that are not sent, for the one before them has no good answer."""
+        for turn in range(question.turn + 1, question.turns + 1):
+            self._book(
+                Exchange(
+                    failed.end_ns,
+                    end_ns=failed.end_ns,
+                    status=NOT_SENT,
+                    target=failed.target,
+                    session=question.session,
+                    turn=turn,
+                )
+            )
+
+    def _or_fail(self, step: Callable[..., None], *arguments: Any) -> None:
         """Do it in a callback; what it raises is raised where the loop is waited for."""
         try:
             step(*arguments)
@@ -163,7 +225,8 @@ class LoadLoop:
     def _waits(self, stopped_ns: int) -> bool:
         """Whether there is no answer yet to something that was to be asked before that time."""
         unsent = self._goes_on and self._next is not None and self._next[0] <= stopped_ns
-        return unsent or any(exchange.intended_ns <= stopped_ns for exchange in self._under_way)
+        begun = itertools.chain(self._under_way, self._turns.values())
+        return unsent or any(exchange.intended_ns <= stopped_ns for exchange in begun)
 
     def _give_up(self, stopped_ns: int) -> None:
         """Book what was asked before the stop and has no answer, and what should have been asked and found no room."""
@@ -171,10 +234,11 @@ class LoadLoop:
         due = itertools.chain([] if self._next is None else [self._next], self._due)
         unsent = (Exchange(due_ns, target=target) for due_ns, target in due)
         late = itertools.takewhile(lambda exchange: exchange.intended_ns <= stopped_ns, unsent)
-        for exchange in itertools.chain(self._under_way, late):
+        for exchange in itertools.chain(self._under_way, self._turns.values(), late):
             if exchange.intended_ns <= stopped_ns:
                 exchange.status, exchange.end_ns = self._left, now_ns
                 self._book(exchange)
                 self.abandoned += 1
         self._under_way.clear()
+        self._turns.clear()
         self._on_depth(0)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from harness.errors import LoadError
-from harness.spec.server import Protocol, ServerSpec
+from harness.spec.server import CHATS, LANGUAGE, Protocol, ServerSpec
 from harness.traffic.dialects import anthropic, ollama, openai_chat, openai_completions, openai_responses, triton
 from harness.traffic.dialects.dialect import (
     AUDIO,
@@ -57,7 +57,7 @@ DIALECTS: Mapping[Protocol, ModelDialect] = {
     Protocol.OLLAMA_CHAT: ollama.CHAT,
     Protocol.TRITON_GENERATE: triton.DIALECT,
 }
-_WITHOUT_MESSAGES = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OLLAMA_GENERATE, Protocol.TRITON_GENERATE})
+_WITHOUT_MESSAGES = LANGUAGE - CHATS
 _PROMPT, _OUTPUT_TOKENS = "{prompt}", "{output_tokens}"
 _PLACEHOLDER = re.compile(r"\{(?:prompt|output_tokens)\}")
 _DONE = b"[DONE]"

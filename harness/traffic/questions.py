@@ -24,12 +24,12 @@ from typing import Any
 from harness.errors import LoadError
 from harness.spec.replica import read_environment
 from harness.spec.server import OPEN_INFERENCE, Protocol, ServerSpec
-from harness.spec.server_requests import LengthSpec, RequestsSpec, TensorSpec
-from harness.traffic import arrivals
-from harness.traffic.datasets import read_file
+from harness.spec.server_requests import RequestsSpec, TensorSpec
+from harness.traffic import conversations
+from harness.traffic.conversations import drawn
 from harness.traffic.dialects.dialect import AUDIO, AUDIO_FILE, IMAGE, IMAGE_FILE
 from harness.traffic.open_inference import TensorRequest
-from harness.traffic.protocols import UNKNOWN, Question, body_of
+from harness.traffic.protocols import Question, body_of
 from harness.traffic.texts import Texts
 
 _PROMPT = "{prompt}"
@@ -41,43 +41,26 @@ _SQUARE = 4
 
 
 def questions(server: ServerSpec, seed: int) -> Iterator[Question]:
-    """Endless, each with its whole body. Raises LoadError for a file that cannot be read, when the first one is taken."""
+    """Endless, each with its whole body; of a session its first turn, which yields the others.
+
+    Raises LoadError for a file that cannot be read, when the first one is taken.
+    """
     chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
     tokenizer = server.requests.tokenizer
     made = Texts(Path(tokenizer) if tokenizer else None)
     if server.protocol in OPEN_INFERENCE:
         yield from _tensor_questions(server, made, chance)
     inputs = itertools.cycle(media_pool(server.requests, seed))
-    for question, filled in zip(_text_questions(server, made, chance), inputs, strict=False):
+    for question, filled in zip(conversations.questions(server, made, chance, seed), inputs, strict=False):
         body = body_of(server, question)
         for place, data in filled.items():
             body = body.replace(place, data)
-        yield replace(question, body=body)
+        yield replace(question, body=body, following=_whole(server, question.following))
 
 
-def _text_questions(server: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
-    requests = server.requests
-    inputs, outputs = requests.input_tokens, requests.output_tokens
-    if server.trace:
-        for request in itertools.cycle(arrivals.read_trace(Path(server.trace.file), server.trace.factor)):
-            prompt, tokens = made.make(request.input_tokens, chance), made.known(request.input_tokens)
-            yield Question(output_tokens=request.output_tokens, prompt=prompt, input_tokens=tokens)
-    if requests.file:
-        lines = read_file(Path(requests.file))
-        start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
-        for line in itertools.islice(itertools.cycle(lines), start, None):
-            prompt = line.get("prompt", "")
-            yield Question(
-                output_tokens=line.get("output_tokens") or _drawn(outputs, chance),
-                prompt=prompt,
-                input_tokens=made.count(prompt) if prompt and isinstance(prompt, str) else UNKNOWN,
-                messages=line.get("messages"),
-                body=line.get("body"),
-            )
-    while True:
-        tokens = _drawn(inputs, chance)
-        prompt = made.make(tokens, chance)
-        yield Question(output_tokens=_drawn(outputs, chance), prompt=prompt, input_tokens=made.known(tokens))
+def _whole(server: ServerSpec, turns: Iterator[Question]) -> Iterator[Question]:
+    """With their bodies, which are made when they are taken."""
+    return (replace(turn, body=body_of(server, turn)) for turn in turns)
 
 
 def _tensor_questions(server: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
@@ -91,12 +74,12 @@ def _tensor_questions(server: ServerSpec, made: Texts, chance: random.Random) ->
         request = TensorRequest(server.model or "", tensors, _PROMPT)
         same = None if request.varies else request.encode("")
         while True:
-            body = same or request.encode(made.make(_drawn(inputs, chance), chance))
+            body = same or request.encode(made.make(drawn(inputs, chance), chance))
             yield Question(output_tokens=1, body=body)
     whole = json.dumps({"inputs": tensors})
     before, *after = whole.split(_PROMPT)
     while True:
-        prompt = json.dumps(made.make(_drawn(inputs, chance), chance))[1:-1] if after else ""
+        prompt = json.dumps(made.make(drawn(inputs, chance), chance))[1:-1] if after else ""
         yield Question(output_tokens=1, body=prompt.join([before, *after]).encode())
 
 
@@ -107,10 +90,6 @@ def _elements(tensor: TensorSpec, chance: random.Random) -> list[Any]:
     if datatype.startswith("FP"):
         return [round(chance.random(), 4) for _ in range(size)]
     return [bool(chance.getrandbits(1)) if datatype == "BOOL" else chance.randrange(100) for _ in range(size)]
-
-
-def _drawn(length: LengthSpec, chance: random.Random) -> int:
-    return min(max(round(chance.gauss(length.mean, length.stddev)), length.min), length.max)
 
 
 def media_pool(requests: RequestsSpec, seed: int) -> list[dict[bytes, bytes]]:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 OK, BROKEN, UNANSWERED, BAD_ANSWER, ABANDONED = 200, 0, -1, -2, -3
 """Status of a request: HTTP's; no connection, or it broke; no answer in time; not a proper answer; none yet when the load ended."""
+CANCELLED, NOT_SENT = -4, -5
+"""Neither success nor failure: the client hung up, as it was asked to; a turn of a session whose turn before had no good answer."""
 NONE = -1
 """In place of what was not measured."""
 LATENCY_FIELDS = ("start_ns", "latency_ns")
@@ -31,6 +33,8 @@ CLIENT_FIELDS = (
     "status",
 )
 """``requests.bin`` of the client of a server; all but the first from the intended time, ``itl_p99_ns`` of the answer's own gaps."""
+TURN_FIELDS = ("session", "turn")
+"""``turns.bin``: of the request with the same place in ``requests.bin``; sessions count from 0, turns from 1, NONE: it has none."""
 GENERATED_FIELDS = ("replica", "intended_ns", "send_error_ns", "latency_ns", "status")
 """``load/requests.bin`` of the load generator."""
 FLUSH_INTERVAL_S = 0.5
@@ -78,10 +82,14 @@ class Exchange:
     answer_ns: int = 0
     source: int = NONE
     asked_tokens: int = NONE
+    session: int = NONE
+    turn: int = NONE
 
     @property
     def send_error_ns(self) -> int:
-        """By how much it was sent late; what was never sent was late until its end."""
+        """By how much it was sent late; what found no room was late until its end, NONE for what was not to be sent any more."""
+        if self.status == NOT_SENT:
+            return NONE
         return max((self.sent_ns or self.end_ns) - self.intended_ns, 0)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,11 @@ _TOKENIZER_FILE = "tokenizer.json"
 _WORDS = ("the", "sun", "on", "a", "red", "hill", "is", "low", "and", "we", "go", "home", "by", "sea", "with", "two")
 """Each is one token to most tokenizers."""
 _FEWEST_WORDS = 2
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawn_words(words: tuple[str, ...], name: str, tokens: int) -> tuple[str, ...]:
+    return tuple(random.Random(name).choices(words, k=tokens))  # noqa: S311 - texts to repeat, not a secret
 
 
 class Texts:
@@ -45,6 +51,22 @@ class Texts:
     def make(self, tokens: int, chance: random.Random) -> str:
         """A text of so many tokens."""
         return self._between.join(chance.choices(self._words, k=tokens))
+
+    def join(self, *texts: str) -> str:
+        """One text of several, whose tokens stay those that they are."""
+        return self._between.join(text for text in texts if text)
+
+    def fixed(self, name: str, tokens: int) -> str:
+        """The text of that name: each shorter one is the beginning of a longer one."""
+        return self._between.join(_drawn_words(tuple(self._words), name, tokens))
+
+    def of_blocks(self, ids: Sequence[int], size: int, tokens: int, chance: random.Random) -> str:
+        """A text of so many tokens in blocks of ``size``, alike wherever they have the same id; beyond its blocks it is drawn."""
+        whole = [
+            self.fixed(f"block {number}", min(size, tokens - begin))
+            for number, begin in zip(ids, range(0, tokens, size), strict=False)
+        ]
+        return self.join(*whole, self.make(max(tokens - size * len(ids), 0), chance))
 
     def known(self, tokens: int) -> int:
         """How many tokens a text has that was made of so many; UNKNOWN without a tokenizer."""

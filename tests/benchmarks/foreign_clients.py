@@ -23,7 +23,6 @@ from harness.replica.engine.readiness import HOST, takes_connections
 from harness.replica.engine.workload import Families, ServerLedger, ServerLoad
 from harness.replica.metrics import RequestMetrics
 from harness.spec.server import ServerSpec
-from harness.traffic.arrivals import read_trace
 from harness.traffic.clients import HttpClient
 from harness.traffic.questions import questions
 from harness.traffic.records import CLIENT_FIELDS, OK
@@ -243,11 +242,14 @@ def tokenizer(folder):
 
 def ask(port, file, folder):
     """Our client, in a process of its own as a replica's is: the trace once, and the logs that every experiment has."""
-    last_ms = read_trace(Path(file), 1.0)[-1].at_ms
+    with Path(file).open(encoding="utf-8") as lines:
+        last_ms = json.loads(list(lines)[-1])["timestamp"]
     once = Path(folder) / "once.jsonl"  # a line that is never reached, so that the trace does not begin again
     never = {"timestamp": 100 * last_ms, "input_length": 1, "output_length": 1}
     once.write_text(Path(file).read_text() + json.dumps(never))
-    engine = ServerSpec.model_validate({"command": ["{port}"], "protocol": "openai-chat", "trace": {"file": str(once)}})
+    engine = ServerSpec.model_validate(
+        {"command": ["{port}"], "protocol": "openai-chat", "trace": {"file": str(once), "unit": "ms"}}
+    )
     ledger = ServerLedger(Families(streams=True), RequestMetrics(), Path(folder))
     stopping = threading.Event()
     threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()

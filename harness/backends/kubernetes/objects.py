@@ -215,7 +215,9 @@ def _routes(measured: WorkloadSpec) -> tuple[str, ...]:
     """Of the files that a replica of this workload writes."""
     if measured.server is None:
         return ("latencies", *(("services",) if measured.scenario is not None else ()))
-    return ("latencies", "requests", "gaps", *(("engine_metrics",) if measured.server.metrics else ()))
+    server = measured.server
+    more = {"turns": server.may_have_sessions, "engine_metrics": server.metrics is not None}
+    return ("latencies", "requests", "gaps", *(route for route, written in more.items() if written))
 
 
 def _name(experiment: ExperimentSpec, attempt: str) -> str:

@@ -12,6 +12,7 @@ from collections import Counter as Tally
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
@@ -38,15 +39,28 @@ from harness.traffic.loop import LoadLoop
 from harness.traffic.open_inference import GrpcClient
 from harness.traffic.protocols import Question
 from harness.traffic.questions import questions
-from harness.traffic.records import ABANDONED, BAD_ANSWER, CLIENT_FIELDS, NONE, OK, Exchange, RecordLog, nearest_rank
+from harness.traffic.records import (
+    ABANDONED,
+    BAD_ANSWER,
+    CANCELLED,
+    CLIENT_FIELDS,
+    NONE,
+    NOT_SENT,
+    OK,
+    TURN_FIELDS,
+    Exchange,
+    RecordLog,
+    nearest_rank,
+)
 
 _MOUNTED_DIR_VARIABLE = "GIVEN_DIR"
 """The folder with ``NAME.000``, ``NAME.001``, ... for every file of a pod; not set: files are where the campaign file says."""
 FOLLOW_S = 10.0
 """How long the load goes on at its end, for the answers to what was asked before."""
 RETRY_S = 0.5
-REQUESTS_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
+REQUESTS_LOG, GAPS_LOG, TURNS_LOG = "requests.bin", "gaps.bin", "turns.bin"
 P99 = 0.99
+_SET_ASIDE = {CANCELLED: "cancelled", NOT_SENT: "not_sent"}
 _MAY_PASS = frozenset({408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
 _REDIRECTIONS = range(300, 400)
@@ -121,7 +135,7 @@ class ServerWorkload:
             self._client(),
             # The lengths of a trace belong to its times: what the warm-up has asked of them is asked again.
             questions(self._engine, self._seed) if self._engine.trace else self._questions,
-            ServerLedger(self._families, metrics, self._settings.replica_dir),
+            ServerLedger(self._families, metrics, self._settings.replica_dir, sessions=self._engine.may_have_sessions),
             seed=self._seed,
             alive=self._process.require_alive,
             own_metrics=self._own_metrics(),
@@ -163,7 +177,7 @@ class ServerWorkload:
         async def ask() -> Exchange:
             client = self._client()
             try:
-                return await client.ask(question, Exchange(time.perf_counter_ns()))
+                return await client.ask(replace(question, cancel_after_s=None), Exchange(time.perf_counter_ns()))
             finally:
                 await client.close()
 
@@ -206,11 +220,14 @@ class ServerLedger:
 
     ``requests.bin`` has a record of CLIENT_FIELDS for each. ``gaps.bin``: the time of a token (nanoseconds since the epoch) and the gap
     to the next; after the last token of an answer that did not end well, to the end of its request. Requests that were answered well
-    are in ``latencies.bin``, too, as every replica's are.
+    are in ``latencies.bin``, too, as every replica's are. ``turns.bin`` has the session and the turn of each, where there may be some.
     """
 
-    def __init__(self, families: Families, metrics: RequestMetrics, folder: Path | None) -> None:
+    def __init__(
+        self, families: Families, metrics: RequestMetrics, folder: Path | None, *, sessions: bool = False
+    ) -> None:
         self.failures: Tally[str] = Tally()
+        self.set_aside: Tally[str] = Tally()
         self.first_failure = ""
         self.repeated = 0
         """Requests that were sent again, as the server had closed the connection that was kept."""
@@ -218,6 +235,7 @@ class ServerLedger:
         self._metrics = metrics
         self._requests = RecordLog(folder / REQUESTS_LOG, fields=len(CLIENT_FIELDS)) if folder else None
         self._gaps = RecordLog(folder / GAPS_LOG) if folder else None
+        self._turns = RecordLog(folder / TURNS_LOG, fields=len(TURN_FIELDS)) if folder and sessions else None
         self._epoch_ns = metrics.epoch_ns
 
     def on_depth(self, depth: int) -> None:
@@ -230,6 +248,8 @@ class ServerLedger:
         self.repeated += exchange.repeated
         if exchange.status == OK:
             self._observe(exchange, gaps_ns)
+        elif exchange.status in _SET_ASIDE:
+            self.set_aside[_SET_ASIDE[exchange.status]] += 1
         elif exchange.status != ABANDONED:
             self._families.failed.add(1)
             self.failures[str(exchange.status)] += 1
@@ -245,6 +265,8 @@ class ServerLedger:
                 exchange.output_tokens,
                 exchange.status,
             )
+        if self._turns:
+            self._turns.append(exchange.session, exchange.turn)
         if self._gaps:
             open_ns = [exchange.end_ns - exchange.token_ns[-1]] if exchange.token_ns and exchange.status != OK else []
             for begin_ns, gap_ns in zip(exchange.token_ns, gaps_ns + open_ns, strict=False):
@@ -252,7 +274,7 @@ class ServerLedger:
 
     def close(self) -> None:
         """Write what is pending. Raises OSError."""
-        for log in (self._requests, self._gaps):
+        for log in (self._requests, self._gaps, self._turns):
             if log:
                 log.close()
 
@@ -317,7 +339,13 @@ class ServerLoad(LoadLoop, Frontend):
     def facts(self) -> Mapping[str, object]:
         """How far it has come, for ``replica.json``."""
         failed = {"failures": dict(self._ledger.failures), "first_failure": self._ledger.first_failure}
-        return {"in_flight": self.in_flight, "abandoned": self.abandoned, "repeated": self._ledger.repeated, **failed}
+        return {
+            "in_flight": self.in_flight,
+            "abandoned": self.abandoned,
+            "repeated": self._ledger.repeated,
+            **failed,
+            **self._ledger.set_aside,
+        }
 
     def close(self) -> None:
         """Write the logs to their end. Raises OSError."""

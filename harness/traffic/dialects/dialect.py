@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -71,7 +71,9 @@ class Question:
     """What one request asks; ``output_tokens`` at most.
 
     ``messages`` are of a chat, in place of the prompt, ``body`` is whole, in place of all others, as an object or as it is sent.
-    ``input_tokens`` are the prompt's, by a tokenizer of the client's own.
+    ``input_tokens`` are the prompt's, by a tokenizer of the client's own. The client hangs up ``cancel_after_s`` after it began.
+    ``turn`` is one of the ``turns`` of a ``session``: it is meant to be sent ``delay_s`` after the answer before it, and no earlier
+    than ``offset_s`` after the first turn, whose ``following`` yields those after it.
     """
 
     output_tokens: int
@@ -79,6 +81,18 @@ class Question:
     messages: list[Any] | None = None
     body: Mapping[str, Any] | bytes | None = None
     input_tokens: int = UNKNOWN
+    cancel_after_s: float | None = None
+    session: int = UNKNOWN
+    turn: int = UNKNOWN
+    turns: int = UNKNOWN
+    delay_s: float = 0.0
+    offset_s: float = 0.0
+    following: Iterator[Question] = field(default=iter(()), compare=False, repr=False)
+
+    @property
+    def goes_on(self) -> bool:
+        """More turns of its session follow."""
+        return self.turn < self.turns
 
 
 class Carries(IntEnum):

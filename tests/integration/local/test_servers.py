@@ -315,7 +315,9 @@ def test_a_trace_comes_again_at_its_times_with_its_lengths(answered, tmp_path):
     trace.write_text("".join(f'{{"timestamp": {ms}, "input_length": 5, "output_length": {n}}}\n' for ms, n in entries))
     server = Server()
     with running(server) as urls:
-        asked = running_already(urls, concurrency=None, requests={}, trace={"file": str(trace), "factor": 2})
+        asked = running_already(
+            urls, concurrency=None, requests={}, trace={"file": str(trace), "unit": "ms", "factor": 2}
+        )
         told, _ = answered(asked, 9)
     first = told["intended_ns"].argsort()[:9]
     assert set(told["status"]) == {200}

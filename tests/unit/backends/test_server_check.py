@@ -39,13 +39,13 @@ PROMPT, REQUEST = '{"prompt": "a"}\n', '{"timestamp": %d, "input_length": 1, "ou
 @pytest.mark.parametrize(
     ("field", "good", "bad", "message"),
     [
-        ("requests", PROMPT, PROMPT + '{"text": "a"}', ":2: a line is a JSON object with `prompt`"),
+        ("requests", PROMPT, PROMPT + '{"prompt": null}', ":2: `prompt` is null"),
         ("trace", REQUEST % 0 + REQUEST % 9, REQUEST % -1, ":1: timestamp must be at least 0"),
     ],
 )
 def test_a_file_that_cannot_be_asked_is_said_before_anything_starts(tmp_path, field, good, bad, message):
     file = tmp_path / "asked.jsonl"
-    spec = workload(**{field: {"file": str(file)}}).server
+    spec = workload(**{field: {"file": str(file)} | ({"unit": "ms"} if field == "trace" else {})}).server
     (finding,) = check_server("llm", spec)
     assert finding.message == f"the workload llm asks what is in {file}, and there is no such file."
     file.write_text(good)
@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_asked_is_said_before_anything_starts(tmp_path, fi
     file.write_text(bad)
     (finding,) = check_server("llm", spec)
     assert finding.message.startswith(f"the workload llm cannot be asked: {file}{message}")
-    assert finding.advice == f"Mend {file}."
+    assert finding.advice == f"Fix {file}, or say in the campaign file how to read it."
 
 
 def test_a_tokenizer_that_is_none_is_said_before_anything_starts(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_a_tokenizer_that_is_none_is_said_before_anything_starts(tmp_path, monke
     assert finding.message.startswith(
         f"the workload llm cannot be asked: the tokenizer {tmp_path}/tokenizer.json cannot be read"
     )
-    assert finding.advice == f"Mend {tmp_path}."
+    assert finding.advice == f"Fix {tmp_path}."
     local_tokenizers.letters().save(str(tmp_path / "tokenizer.json"))
     assert check_server("llm", spec) == []
     monkeypatch.setattr(workload_check, "absent", lambda *modules: list(modules))

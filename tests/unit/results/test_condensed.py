@@ -164,9 +164,9 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     failed, answered = table_of(tmp_path / "1us").rows
 
     at = rounded(np.array([begin, begin + 9]))
-    assert failed.tolist() == (0, at[0], rounded(begin + 1_499), -1, rounded(begin + 5_000_501), -1, 7, 0, -1)
+    assert failed.tolist() == (0, at[0], rounded(begin + 1_499), -1, rounded(begin + 5_000_501), -1, 7, 0, -1, -1, -1)
     first_token_ns = rounded(begin + 9 + 600_123)
-    assert answered.tolist() == (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200)
+    assert answered.tolist() == (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200, -1, -1)
     assert "replicas/replica-0/gaps.bin" not in coarse
     assert len(requests.gaps(tmp_path / "1us", 0)) == 2
     assert len(table_of(tmp_path / "1us/neighbours/whisper").rows) == 2

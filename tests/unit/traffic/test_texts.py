@@ -60,13 +60,13 @@ def test_synthetic_prompts_have_the_drawn_lengths_and_say_them(tokenizer):
 
 
 def test_the_prompts_of_a_file_are_counted_and_those_of_a_trace_made_so(tokenizer):
-    (tokenizer / "asked.jsonl").write_text('{"prompt": "red sea"}\n{"messages": []}\n')
+    (tokenizer / "asked.jsonl").write_text('{"prompt": "red sea"}\n{"messages": [1]}\n')
     found = first(2, requests=LENGTHS | {"tokenizer": str(tokenizer), "file": str(tokenizer / "asked.jsonl")})
     assert {(question.prompt, question.input_tokens) for question in found} == {("red sea", 7), ("", UNKNOWN)}
     (tokenizer / "trace.jsonl").write_text(
         "".join(f'{{"timestamp": {at}, "input_length": {at + 3}, "output_length": 1}}\n' for at in range(4))
     )
-    trace = {"file": str(tokenizer / "trace.jsonl"), "factor": 1}
+    trace = {"file": str(tokenizer / "trace.jsonl"), "unit": "ms"}
     found = first(4, requests={"tokenizer": str(tokenizer)}, trace=trace)
     assert [(len(question.prompt), question.input_tokens) for question in found] == [
         (at + 3, at + 3) for at in range(4)
