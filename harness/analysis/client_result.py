@@ -82,7 +82,9 @@ def evaluate(
     requests = read_requests(table, folder, window)
     slo: Document = {}
     if experiment.slo is not None:
-        slo = {"slo": objective.judge(experiment.slo, requests, open_loop=workload.open_loop).to_dict()}
+        looks = len(objective.look_times(experiment.timing))
+        judged = objective.judge(experiment.slo, requests, open_loop=workload.open_loop, looks=looks)
+        slo = {"slo": judged.to_dict() | ({"looks": looks} if looks > 1 else {})}
     files: dict[str, Document] = {}
     findings: list[Finding] = []
     if workload.scenario is not None:

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.read import ClientRequests, times_ns
-from harness.analysis.statistics import Outcome, percentile
+from harness.analysis.read import ClientRequests, read_requests, times_ns
+from harness.analysis.statistics import Outcome, percentile, student
 from harness.results import layout
 from harness.results.files import read_object
-from harness.results.requests import NS_PER_MS, NS_PER_S, Window, latency_ns
+from harness.results.requests import NS_PER_MS, NS_PER_S, Window, latency_ns, read
 from harness.spec import ExperimentSpec
 from harness.spec.experiment import SloSpec
+from harness.spec.timing import KnownMetric, Timing
 from harness.traffic.records import ABANDONED, OK, UNANSWERED
 
 FILE_NAME = "slo.json"
@@ -34,6 +35,8 @@ NORMAL, STUDENT = 1.959964, 2.093024
 """97.5 % of a normal variable, and of Student's with a freedom of one less than the slices, lie below."""
 ERRORS = "error_rate"
 _TITLES = {"ttft": "first token", "itl": "inter-token", "tpot": "time per token", "latency": "latency"}
+LOOK_GROWTH = 1.25
+"""From one look at an objective to the next."""
 MOST_TOLD = 4
 """Runs whose figures are told one by one; of more, how many there are of each outcome."""
 GRAVEST_FIRST = (Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS)
@@ -81,8 +84,11 @@ class Judged:
         }
 
 
-def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
-    """Hold the requests of a recording against an objective; ``open_loop``: they come at a rate, whatever is answered."""
+def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool, looks: int = 1) -> Judged:
+    """Hold the requests of a recording against an objective; ``open_loop``: they come at a rate, whatever is answered.
+
+    ``looks``: how often that is done at most, until it is decided. The intervals of all looks together hold the truth in 95 %.
+    """
     every, window = requests.every, requests.window
     well, abandoned = every["status"] == OK, every["status"] == ABANDONED
     in_vain = np.isin(every["status"], (UNANSWERED, ABANDONED)) & (not open_loop)  # a rate asks on
@@ -100,22 +106,24 @@ def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
             undecided = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
             shown_ns = values_ns[known & ~np.isnan(values_ns)]
             sample = Sample(every["intended_ns"], every["end_ns"], ~within & ~undecided, undecided, in_vain)
-        parts[name] = _part(sample, shown_ns, window, limit_ms, quantile)
+        parts[name] = _part(sample, shown_ns, window, limit_ms, quantile, looks)
         if what in _FROM_INTENDED and parts[name]["outcome"] != Outcome.PASS:
             from_sent_ns = values_ns - np.nan_to_num(times_ns(every, "send_error"))
             own = sample._replace(missed=sample.missed & ~(known & (from_sent_ns <= limit_ns)))
             shown_ns = from_sent_ns[known & ~np.isnan(from_sent_ns)]
-            _without_lateness(parts[name], _part(own, shown_ns, window, limit_ms, quantile))
+            _without_lateness(parts[name], _part(own, shown_ns, window, limit_ms, quantile, looks))
     if slo.error_rate is not None:
         sample = Sample(every["intended_ns"], every["end_ns"], ~well & ~abandoned, abandoned, in_vain)
-        part = _missed(sample, window, slo.error_rate)
+        part = _missed(sample, window, slo.error_rate, looks)
         parts[ERRORS] = {"limit": slo.error_rate, "value": part["missed_share"], **part}
     return Judged(parts, int(met[: len(requests.rows)].sum()) / window.duration_s)
 
 
-def _part(sample: Sample, shown_ns: npt.NDArray[np.float64], window: Window, limit_ms: float, quantile: float) -> Part:
+def _part(
+    sample: Sample, shown_ns: npt.NDArray[np.float64], window: Window, limit_ms: float, quantile: float, looks: int
+) -> Part:
     value = percentile(shown_ns, quantile, least=1) / NS_PER_MS if len(shown_ns) else None
-    return {"limit": limit_ms, "value": value, **_missed(sample, window, round(1 - quantile, 6))}
+    return {"limit": limit_ms, "value": value, **_missed(sample, window, round(1 - quantile, 6), looks)}
 
 
 def _without_lateness(part: Part, from_sent: Part) -> None:
@@ -140,12 +148,12 @@ def _of_gaps(gaps: npt.NDArray[Any], limit_ns: float) -> tuple[Sample, npt.NDArr
     return sample, lengths_ns[~cut].astype(np.float64)
 
 
-def _missed(sample: Sample, window: Window, allowed: float) -> Part:
+def _missed(sample: Sample, window: Window, allowed: float, looks: int) -> Part:
     """Which share of a sample misses the limit, and what its interval says."""
     which, at_ns, weights = _weighed(sample, window)
     missed, perhaps = sample.missed[which], (sample.missed | sample.undecided)[which]
-    low, _ = share_interval(missed, at_ns, window, weights)
-    _, high = share_interval(perhaps, at_ns, window, weights)
+    low, _ = share_interval(missed, at_ns, window, weights, looks)
+    _, high = share_interval(perhaps, at_ns, window, weights, looks)
     share = float(weights[missed].sum() / weights.sum()) if len(missed) else 0.0
     outcome = Outcome.PASS if high <= allowed else Outcome.FAIL if low > allowed else Outcome.NOT_DECIDABLE
     return {
@@ -235,29 +243,82 @@ def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any
     )
 
 
-def fewest_requests(allowed: float) -> int:
+def fewest_requests(allowed: float, looks: int = 1) -> int:
     """Requests that it takes for a share of ``allowed`` to be kept, if none of them is missed; fewer leave it open."""
-    return math.ceil(NORMAL**2 * (1 - allowed) / allowed)
+    return math.ceil(_normal(looks) ** 2 * (1 - allowed) / allowed)
+
+
+def _normal(looks: int) -> float:
+    return NORMAL if looks == 1 else student(math.inf, 1 / looks)
+
+
+def _student(looks: int) -> float:
+    return STUDENT if looks == 1 else student(SLICES - 1, 1 / looks)
 
 
 def share_interval(
-    missed: Bools, at_ns: Instants, window: Window, weights: npt.NDArray[np.float64] | None = None
+    missed: Bools, at_ns: Instants, window: Window, weights: npt.NDArray[np.float64] | None = None, looks: int = 1
 ) -> tuple[float, float]:
-    """The 95 % interval of the share that is missed; all of [0, 1] without anything. Without weights all weigh 1."""
+    """The 95 % interval of the share that is missed, of so many looks together; all of [0, 1] without anything. Without weights all weigh 1."""
+    normal = _normal(looks)
     weights = np.ones(len(missed)) if weights is None else weights
     count, number = float(weights[missed].sum()), float(weights.sum())
     if not number:
         return 0.0, 1.0
     share = count / number
     # Wilson's interval, of independent requests: none missed of 300 does not mean that none ever will be.
-    middle = (count + NORMAL**2 / 2) / (number + NORMAL**2)
-    wilson = NORMAL / (number + NORMAL**2) * math.sqrt(number * share * (1 - share) + NORMAL**2 / 4)
+    middle = (count + normal**2 / 2) / (number + normal**2)
+    wilson = normal / (number + normal**2) * math.sqrt(number * share * (1 - share) + normal**2 / 4)
     in_slice = np.clip(np.searchsorted(_edges_ns(window), at_ns, side="right") - 1, 0, SLICES - 1)
     numbers = np.bincount(in_slice, weights=weights, minlength=SLICES)
     counts = np.bincount(in_slice, weights=weights * missed, minlength=SLICES)
     residual = float(((counts - share * numbers) ** 2).sum()) * SLICES / (SLICES - 1)
-    half = STUDENT * math.sqrt(residual) / number
+    half = _student(looks) * math.sqrt(residual) / number
     return max(0.0, min(middle - wilson, share - half)), min(1.0, max(middle + wilson, share + half))
+
+
+def look_times(timing: Timing) -> list[float]:
+    """Seconds recorded at which an objective that may end a recording is judged; once, at the end, where it may not."""
+    known, times_s = timing.stop_when_known, [timing.record_s]
+    if known is None or KnownMetric.OBJECTIVE not in known.metrics:
+        return times_s
+    while (before_s := times_s[0] / LOOK_GROWTH) >= known.min_s:
+        times_s.insert(0, before_s)
+    return times_s
+
+
+class ObjectiveLooks:
+    """Whether a recording decides its objective, looked at while it grows.
+
+    A look reads the whole table, and looks are 25 % apart, so that all of them read five times as much as the last.
+    """
+
+    def __init__(self, experiment: ExperimentSpec, folder: Path, start_s: float) -> None:
+        self._experiment, self._folder, self._start_s = experiment, folder, start_s
+        self._times_s = look_times(experiment.timing)
+        self._looks = len(self._times_s)
+        self.outcome = Outcome.NOT_DECIDABLE
+
+    def due(self, recorded_s: float) -> bool:
+        """Whether it is time for another look."""
+        return bool(self._times_s) and recorded_s >= self._times_s[0]
+
+    def decided(self, recorded_s: float) -> bool:
+        """Look: whether it passes or fails. Raises StorageError, ResultsPathError.
+
+        A replica that has answered nothing in the last slice hides what waits there: then nothing is decided.
+        """
+        self._times_s = [time_s for time_s in self._times_s if time_s > recorded_s]
+        slo, table = self._experiment.slo, read(self._folder)
+        if slo is None or table is None:
+            return False
+        window = Window(self._start_s, self._start_s + recorded_s)
+        requests = read_requests(table, self._folder, window)
+        judged = judge(slo, requests, open_loop=self._experiment.workload.open_loop, looks=self._looks)
+        self.outcome = Outcome(judged.to_dict()["outcome"])
+        recent = Window(window.end_s - window.duration_s / SLICES, window.end_s)
+        answering = set(table.rows["replica"][recent.holds(table.rows["end_ns"])].tolist())
+        return self.outcome is not Outcome.NOT_DECIDABLE and len(answering) == self._experiment.replicas
 
 
 def _edges_ns(window: Window) -> npt.NDArray[np.float64]:

@@ -328,9 +328,7 @@ class Attempt:
             step_s=timing.step_s,
         )
         if timing.stop_when_known is not None:
-            self.stopping = StopRule(
-                timing.stop_when_known, self.folder, replicas=replicas, start_s=self.start_s, step_s=timing.step_s
-            )
+            self.stopping = StopRule(self.experiment, timing.stop_when_known, self.folder, start_s=self.start_s)
         request = RecordingRequest(
             metrics=[CATALOGUE[name] for name in self.experiment.metrics],
             step_s=timing.step_s,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness.analysis import goodput
 from harness.analysis.contrasts.until_known import Figures, RepeatProgress, judge
 from harness.analysis.goodput import Best
+from harness.analysis.objective import ObjectiveLooks
 from harness.analysis.read import read_experiment
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
 from harness.analysis.stress import LoadRun, StressSeries, explained, run_of, search, series_of
@@ -30,6 +31,7 @@ from harness.results.manifest import Status
 from harness.results.requests import LatencyTail
 from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
 from harness.spec.load import require
+from harness.spec.timing import KnownMetric
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import ConfigurationKey
@@ -304,37 +306,52 @@ def refuse_same(published: Path, *again: Path) -> None:
 
 
 class StopRule:
-    """Asked after every row of a recording whether it may be the last one: whether the wanted figures are known.
+    """Asked after every row of a recording whether it may be the last one: whether all that is wanted is known.
 
     ``folder`` is the attempt's, whose logs are read while they are written; ``start_s`` is row 0, since the epoch.
     """
 
-    def __init__(self, wanted: StopWhenKnown, folder: Path, *, replicas: int, start_s: float, step_s: float) -> None:
-        self._wanted = wanted
+    def __init__(self, experiment: ExperimentSpec, wanted: StopWhenKnown, folder: Path, *, start_s: float) -> None:
+        replicas, metrics = experiment.replicas, [metric.value for metric in wanted.metrics]
+        self._objective = None
+        if KnownMetric.OBJECTIVE in metrics:
+            metrics.remove(KnownMetric.OBJECTIVE)
+            self._objective = ObjectiveLooks(experiment, folder, start_s)
+        self._wanted, self._metrics = wanted, metrics
         self._start_ns = round(start_s * _NS)
-        self._step_s = step_s
+        self._step_s = experiment.timing.step_s
         self._tails = [
             LatencyTail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)
         ]
         self._requests = Requests(wanted.min_s / FIRST_SLICES, counters=replicas)
-        self._looks = Looks(wanted.min_s, [metric.value for metric in wanted.metrics], wanted.relative_half_width)
-        self.known = False
+        self._looks = Looks(wanted.min_s, metrics, wanted.relative_half_width)
+        self._figures_known, self._decided = not metrics, self._objective is None
+
+    @property
+    def known(self) -> bool:
+        """Whether all was known at the last looks."""
+        return self._figures_known and self._decided
 
     def due(self, rows: int) -> bool:
         """Whether it is time for another look after this many rows."""
-        return self._looks.due(self._until_s(rows))
+        until_s = self._until_s(rows)
+        return (bool(self._metrics) and self._looks.due(until_s)) or (
+            self._objective is not None and self._objective.due(until_s)
+        )
 
     def __call__(self, rows: int) -> bool:
         """Whether everything is known after this many rows. Raises StorageError when a log cannot be read."""
         until_s = self._until_s(rows)
-        if self._looks.due(until_s):
+        if self._metrics and self._looks.due(until_s):
             until_ns = self._start_ns + round(until_s * _NS)
             for tail in self._tails:
                 records = tail.ended_before(until_ns)
                 ends_s = (records["start_ns"] + records["latency_ns"] - self._start_ns) / _NS
                 inside = ends_s >= 0
                 self._requests.add(ends_s[inside], records["latency_ns"][inside] / _NS, until_s=until_s)
-            self.known = self._looks.known(self._requests, until_s)
+            self._figures_known = self._looks.known(self._requests, until_s)
+        if self._objective is not None and self._objective.due(until_s):
+            self._decided = self._objective.decided(until_s)
         return self.known
 
     def _until_s(self, rows: int) -> float:
@@ -350,6 +367,7 @@ class StopRule:
             "planned_rows": planned_rows,
             "planned_s": planned_s,
             "recorded_s": recorded_s,
+            **({} if self._objective is None else {"objective": self._objective.outcome.value}),
             "figures": {
                 name: {
                     "figure": None if math.isnan(seen.mean) else seen.mean,
@@ -361,14 +379,19 @@ class StopRule:
 
     def _why(self, recorded_s: float, planned_s: float) -> str:
         target = f"{100 * self._wanted.relative_half_width:g} %"
-        names = ", ".join(metric.value for metric in self._wanted.metrics)
+        named = ", ".join(self._metrics)
+        goals = [f"{named} were known within {target}"] if named else []
+        if self._objective is not None:
+            goals.append(f"the objective was decided ({self._objective.outcome})")
         if self.known:
-            return f"Recorded {recorded_s:g} of at most {planned_s:g} s: by then {names} were known within {target}."
+            return f"Recorded {recorded_s:g} of at most {planned_s:g} s: by then {' and '.join(goals)}."
+        if not self._decided:
+            return f"Recorded to the end ({planned_s:g} s): the objective was not decided before."
         if not self._looks.estimates:
-            return f"Recorded to the end ({planned_s:g} s): how well {names} were known could not be judged before."
+            return f"Recorded to the end ({planned_s:g} s): how well {named} were known could not be judged before."
         wide = ", ".join(
             f"{name} ({estimate.note or f'{100 * relative_half_width(estimate):.1f} %'})"
             for name, estimate in self._looks.estimates.items()
             if relative_half_width(estimate) > self._wanted.relative_half_width
         )
-        return f"Recorded to the end ({planned_s:g} s): {wide or names} stayed wider than {target}."
+        return f"Recorded to the end ({planned_s:g} s): {wide or named} stayed wider than {target}."

@@ -261,13 +261,14 @@ def too_short(spec: CampaignSpec) -> list[str]:
 
     Of a matrix the least that a configuration of the workload gets counts, of a load that is raised the most.
     """
-    from harness.analysis.objective import fewest_requests
+    from harness.analysis.objective import fewest_requests, look_times
 
     if spec.slo is None:
         return []
+    looks = len(look_times(spec.timing))
     of_requests = [1 - quantile for _, what, quantile, _ in spec.slo.limits() if what != "itl"]
     allowed = [*of_requests, *filter(None, [spec.slo.error_rate])]
-    needed, record_s = max(map(fewest_requests, allowed), default=0), spec.timing.record_s
+    needed, record_s = max((fewest_requests(share, looks) for share in allowed), default=0), spec.timing.record_s
     planned: dict[str, list[tuple[float, int]]] = {}
     for cell in spec.cells():
         if rate := _mean_rate(cell.workload):

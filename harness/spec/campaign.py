@@ -17,7 +17,16 @@ from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import Interval, Mode, Modes, MpsSpec, Sharing, settings_under
 from harness.spec.stress import StressLoad, StressSpec
 from harness.spec.sweep import Per, SweepSpec, SweptLoad
-from harness.spec.timing import FIRST_LOOK, PRESETS, Repeats, RepeatsOrNumber, Timing, UntilKnown, short_by_scrapes
+from harness.spec.timing import (
+    FIRST_LOOK,
+    PRESETS,
+    KnownMetric,
+    Repeats,
+    RepeatsOrNumber,
+    Timing,
+    UntilKnown,
+    short_by_scrapes,
+)
 from harness.spec.workload import RATE_IS_OF, WorkloadSpec, settings_of
 
 MAX_EXPERIMENTS = 10_000
@@ -151,6 +160,16 @@ class CampaignSpec(StrictModel):
             test_s = (scenario.duration_s if scenario else None) or 0.0
             if test_s > self.timing.record_s:
                 yield f"the scenario of {name} has duration_s {test_s:g}, above timing.record_s {self.timing.record_s:g}."
+
+    @checked
+    def _objective_can_be_waited_for(self) -> Iterator[str]:
+        known = self.timing.stop_when_known
+        if known is None or KnownMetric.OBJECTIVE not in known.metrics:
+            return
+        if self.slo is None:
+            yield "`timing.stop_when_known` waits for the objective: give the `slo`, or leave that out."
+        if self.backend != LOCAL:
+            yield "`timing.stop_when_known` cannot wait for the objective on a cluster, whose tables are fetched at the end."
 
     @checked
     def _stress_can_be(self) -> Iterator[str]:

@@ -35,6 +35,8 @@ class KnownMetric(StrEnum):
     LATENCY_P50 = "latency_p50_exact"
     LATENCY_P95 = "latency_p95_exact"
     LATENCY_P99 = "latency_p99_exact"
+    OBJECTIVE = "objective"
+    """Of the campaign, `slo`: whether it passes or fails."""
 
     @classmethod
     def _missing_(cls, value: object) -> KnownMetric | None:
@@ -49,7 +51,8 @@ class StopWhenKnown(StrictModel):
 
     metrics: KnownMetrics = Field(
         [KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P50, KnownMetric.LATENCY_P99],
-        description="Figures that must be known: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact; of all replicas together.",
+        description="Figures that must be known: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact, of all replicas "
+        "together; objective: `slo` passes or fails.",
     )
     relative_half_width: Fraction = Field(
         0.02, description="Half of each figure's 95 % interval, as a share of the figure, at which it counts as known."
@@ -78,6 +81,11 @@ class UntilKnown(StrictModel):
         pattern=r"^[0-9]+(\.[0-9]+)? ?(s|min|h)$",
         description="Time that all steps may take together, e.g. 2 h, 90 min or 600 s; null means as long as it takes.",
     )
+
+    @checked
+    def _compares_figures(self) -> Iterator[str]:
+        if KnownMetric.OBJECTIVE in self.compare:
+            yield "`compare` takes figures; an objective is decided within each run: `timing.stop_when_known`."
 
     @property
     def budget_s(self) -> float:

@@ -67,3 +67,16 @@ def test_what_stays_unknown_is_recorded_to_the_end_and_says_what(tmp_path):
         json.loads((experiment / "manifest.json").read_text())["stopping"]["figures"]["latency_p99_exact"]["high"]
         is None
     )
+
+
+def test_a_recording_ends_when_its_objective_is_decided(tmp_path):
+    with_objective = CAMPAIGN + "slo: {{latency_p50_ms: 60000, error_rate: 0.5}}\n"
+    known = "min_s: 1, metrics: [objective]"
+    campaign = Campaign(tmp_path, with_objective.format(step_s=0.25, replicas=1, record_s=60, known=known))
+    campaign.measured()
+    [(name, manifest)] = campaign.manifests().items()
+
+    assert (manifest.stopping["known"], manifest.stopping["objective"]) == (True, "pass")
+    assert manifest.stopping["recorded_s"] < 60
+    slo = json.loads((campaign.path / name / "slo.json").read_text())["slo"]
+    assert (slo["outcome"], slo["looks"]) == ("pass", 19)

@@ -42,7 +42,7 @@ def test_it_is_judged_as_on_this_machine_by_the_very_requests_that_are_fetched_a
     monkeypatch.setattr(KubernetesApi, "download", _counted(KubernetesApi.download, fetched))
     step_s = TIMING["step_s"]
     start_s = math.ceil(time.time() / step_s + 4) * step_s
-    judge = Asked(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
+    judge = Asked(experiment(replicas=2, timing=TIMING), StopWhenKnown(**WANTED), folder, start_s=start_s)
     notices = []
     timing = experiment(timing=TIMING).timing
     request = recording_request(["throughput"], timing, notice=notices.append, enough=judge)
@@ -55,7 +55,7 @@ def test_it_is_judged_as_on_this_machine_by_the_very_requests_that_are_fetched_a
     rounds = len(judge.rows)
     assert len(fetched) <= 2 * (rounds + 1), "each replica once a look"
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
-    again = StopRule(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
+    again = StopRule(experiment(replicas=2, timing=TIMING), StopWhenKnown(**WANTED), folder, start_s=start_s)
     for rows in judge.rows:
         again(rows)
     ended = {"rows": summary.rows, "planned_rows": round(PLANNED_S / step_s) + 1}

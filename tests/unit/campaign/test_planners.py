@@ -8,7 +8,7 @@ from harness.campaign.plan import expand
 from harness.campaign.planners import POINT, Planner, StopRule, StressPlanner, UntilKnownPlanner, planner_of
 from harness.errors import HarnessError
 from harness.spec import Repeats, StopWhenKnown, StressSpec, UntilKnown
-from tests.support.experiments import campaign
+from tests.support.experiments import campaign, experiment
 
 STRESS = {"stress": StressSpec(first=1, most=4), "replicas": [1]}
 KINDS = {Planner: {}, StressPlanner: STRESS, UntilKnownPlanner: {"repeats": Repeats(until_known=UntilKnown())}}
@@ -48,7 +48,9 @@ def test_a_point_is_in_the_journal_before_it_runs_given_again_after_a_kill_and_r
 
 
 def test_of_a_recording_too_short_for_a_look_nothing_is_called_wide(tmp_path):
-    rule = StopRule(StopWhenKnown(min_s=30), tmp_path, replicas=1, start_s=0.0, step_s=5.0)
+    rule = StopRule(
+        experiment(replicas=1, timing={"step_s": 5, "record_s": 60}), StopWhenKnown(min_s=30), tmp_path, start_s=0.0
+    )
     assert not rule.due(6)
 
     record = rule.record(rows=7, planned_rows=7)

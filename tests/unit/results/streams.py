@@ -41,16 +41,17 @@ def write_streams(folder: Path, spec: CampaignSpec, answers: Callable[[Experimen
             for row in range(experiment.timing.rows):
                 writer.write(synthetic._tick(start_s + row, row, [10.0] * experiment.replicas, shape, random))
         for replica in range(experiment.replicas):
-            _write_answers(attempt, replica, start_s, shape.record_s, *answers(experiment, replica))
+            write_answers(attempt, replica, start_s, shape.record_s, *answers(experiment, replica))
         synthetic._write_telemetry(attempt / "telemetry.csv", start_s, shape, random)
         final = folder / experiment.experiment_id
         finalise(attempt, final, manifest_for(experiment, shape, start_s))
     return folder
 
 
-def _write_answers(
+def write_answers(
     folder: Path, replica: int, start_s: float, record_s: float, ttft_ms: np.ndarray, tpot_ms: np.ndarray
 ) -> None:
+    """What one replica of an attempt leaves: its log of requests, of gaps, and what it said."""
     home = replica_folder(folder, replica)
     home.mkdir(parents=True)
     ttft_ns, tpot_ns = (np.round(1e6 * values).astype(np.int64) for values in (ttft_ms, tpot_ms))
