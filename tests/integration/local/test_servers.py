@@ -155,6 +155,16 @@ def test_one_that_never_answers_is_given_up(deploy, asked):
         deploy(asked, ready_timeout_s=2)
 
 
+def test_servers_of_this_machine_are_asked_over_no_proxy_of_the_environment(deploy, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert deploy(workload(ready={"path": "/health"})).statuses()[0]["phase"] == "serving"
+
+
+def test_one_that_never_gets_ready_is_named_with_what_was_seen(deploy):
+    with pytest.raises(BackendError, match="did not serve within 4 s .*: GET /nope answered 404"):
+        deploy(workload("--fault", "404", ready={"path": "/nope"}), ready_timeout_s=4)
+
+
 @pytest.mark.parametrize("below", [0, 1])
 def test_one_that_should_be_on_the_gpu_is_seen_there(deploy, tmp_path, monkeypatch, below):
     """Itself, or a process that it has started."""
