@@ -161,7 +161,7 @@ def test_servers_of_this_machine_are_asked_over_no_proxy_of_the_environment(depl
 
 
 def test_one_that_never_gets_ready_is_named_with_what_was_seen(deploy):
-    with pytest.raises(BackendError, match="did not serve within 4 s .*: GET /nope answered 404"):
+    with pytest.raises(BackendError, match=r"did not serve within 4 s .*: GET /nope answered 404"):
         deploy(workload("--fault", "404", ready={"path": "/nope"}), ready_timeout_s=4)
 
 
