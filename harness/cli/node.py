@@ -50,7 +50,12 @@ def provision(
 
 
 def sharing(
-    mode: Annotated[str, Argument(help="How the GPUs are shared between pods: exclusive, time-slicing or mps.")],
+    mode: Annotated[
+        str,
+        Argument(
+            help="How pods share the GPUs: exclusive, time-slicing or mps; NODE=MODE for one node, by its name in the cluster."
+        ),
+    ],
     *,
     replicas: Annotated[
         int | None, Option(min=2, max=100, help="Slices of each GPU; default: the inventory's.")
@@ -78,6 +83,7 @@ def sharing(
     from harness.node.runner import RunRequest
     from harness.sharing.modes import LENT
 
+    node, _, mode = mode.rpartition("=")
     modes = {known.sharing.value: known for known in LENT}
     if mode not in modes:
         close = difflib.get_close_matches(mode, modes, n=1)
@@ -87,7 +93,15 @@ def sharing(
     if not lent.shares_gpu and replicas is not None:
         raise UsageError(f"{mode} has one slice for each GPU.", advice="Leave --replicas out.")
     variables: dict[str, object] = {"device_plugin_sharing": mode, "device_plugin_forced": forced}
-    if replicas is not None:
+    if node:
+        way = mode if replicas is None else f"{mode}:{replicas}"
+        variables = {"device_plugin_sharing_of": {node: way}, "device_plugin_forced": forced}
+        if mig is not None:
+            raise UsageError(
+                "--mig divides the GPUs of every node.",
+                advice="Set device_plugin_mig_profiles beside the node in the inventory.",
+            )
+    elif replicas is not None:
         variables["device_plugin_replicas"] = replicas
     if mig is not None:
         if lent.concurrent:

@@ -74,6 +74,7 @@ class Expected(BaseModel):
     dra_driver_state: str = "absent"
     device_plugin_sharing: Mode = WHOLE
     device_plugin_replicas: int = 1
+    device_plugin_sharing_of: Mapping[str, str] = {}
     device_plugin_mig_profiles: tuple[str, ...] = ()
     device_plugin_gpus_assumed: int = 0
     device_plugin_smoke: bool = True
@@ -86,6 +87,7 @@ class Expected(BaseModel):
     def from_variables(cls, variables: Mapping[str, Any]) -> Expected:
         """Make it of resolved variables; raises PlaybookError where one is missing or has a value that cannot be."""
         given = {name: value for name, value in variables.items() if value not in (None, "")}
+        given |= _own_way(given)
         missing = [name for name, field in cls.model_fields.items() if field.is_required() and name not in given]
         if missing:
             raise PlaybookError(
@@ -160,6 +162,14 @@ class Expected(BaseModel):
     def workload_image(self) -> str:
         """The image that replicas run in."""
         return f"{self.workload_image_name}:{self.workload_image_tag}"
+
+
+def _own_way(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How the node shares its GPUs where that is set for it alone, as ``mps`` or ``mps:4``."""
+    kind = "control_plane" if "control_plane" in given.get("group_names", ()) else "worker"
+    way = (given.get("device_plugin_sharing_of") or {}).get(given.get(f"{kind}_node_name"), "")
+    parts = dict(zip(("device_plugin_sharing", "device_plugin_replicas"), way.split(":"), strict=False))
+    return parts if way else {}
 
 
 VARIABLES = tuple(Expected.model_fields)

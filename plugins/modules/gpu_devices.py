@@ -45,6 +45,7 @@ ansible_facts:
     - C(gpu.devices), each with index, uuid, name, compute_mode, memory_mib (null where the driver does not say it),
       compute_capability, mig (on, off, or null where there is none) and instances (profiles). A broken GPU is warned of and left out.
     - C(gpu.resources), devices by resource name; C(gpu.advertised), the same times the slices.
+    - C(gpu.config), the name of this way of sharing; C(gpu.sharing), C(gpu.replicas) and C(gpu.mig_strategy), what it is made of.
     - C(gpu.features), the labels that GPU feature discovery would give the node; none for GPUs that are assumed.
   type: dict
   returned: always
@@ -106,6 +107,12 @@ def resources(devices: list[dict[str, Any]], mig_strategy: str, whole: str) -> d
         else:
             count.update(f"{prefix}/mig-{profile.replace('+', '.')}" for profile in device["instances"])
     return dict(sorted(count.items()))
+
+
+def config(sharing: str, replicas: int, mig_strategy: str) -> str:
+    """Name of a way of sharing: alike on all nodes that share alike."""
+    slices = [] if sharing == "exclusive" else [str(replicas)]
+    return "-".join([sharing, *slices, *([] if mig_strategy == "none" else [mig_strategy])])
 
 
 def features(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_strategy: str) -> dict[str, str]:
@@ -198,6 +205,10 @@ def main() -> None:
         "node": asked["node"],
         "devices": devices,
         "profiles": asked["profiles"],
+        "config": config(asked["sharing"], asked["replicas"], asked["mig_strategy"]),
+        "sharing": asked["sharing"],
+        "replicas": slices,
+        "mig_strategy": asked["mig_strategy"],
         "resources": found,
         "advertised": advertised,
         "features": features(devices, asked["sharing"], asked["replicas"], asked["mig_strategy"]),

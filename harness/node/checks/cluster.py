@@ -250,13 +250,15 @@ def _devices(node: Node) -> int:
     return sum(asked_for or max(count, 1) for count in instances)
 
 
-def _pods_of(node: Node, daemon_set: str) -> str:
-    """How many pods of a DaemonSet are available, of how many."""
-    item = _named(node, "daemonsets", "--namespace", _GPU_NAMESPACE).get(daemon_set)
-    if item is None:
+def _pods_of(node: Node, daemon_set: str, *, alone: bool = False) -> str:
+    """How many pods of a DaemonSet are available, of how many; with those of nodes that share otherwise, unless ``alone``."""
+    found = _named(node, "daemonsets", "--namespace", _GPU_NAMESPACE)
+    names = [name for name in found if name == daemon_set or (not alone and name.startswith(f"{daemon_set}-"))]
+    if not names:
         return "absent"
-    status = item.get("status", {})
-    return f"{status.get('numberAvailable', status.get('numberReady', 0))}/{status.get('desiredNumberScheduled', 0)}"
+    all_status = [found[name].get("status", {}) for name in names]
+    available = sum(status.get("numberAvailable", status.get("numberReady", 0)) for status in all_status)
+    return f"{available}/{sum(status.get('desiredNumberScheduled', 0) for status in all_status)}"
 
 
 def _all_ready(seen: str) -> Observation:
@@ -355,8 +357,9 @@ def device_plugin_is_ready(node: Node) -> Observation:
 @gpu_check("gpu/mps", f"{_GPU_AGAIN}: it starts and removes the MPS servers as the way of sharing asks.", kinds=HERE)
 def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
     """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
-    seen = _pods_of(node, "mps-control-daemon")
-    if node.expected.by_claims or not node.expected.device_plugin_sharing.concurrent:
+    mps = node.expected.device_plugin_sharing.concurrent
+    seen = _pods_of(node, "mps-control-daemon", alone=not mps)
+    if node.expected.by_claims or not mps:
         return same("absent", seen)
     return _all_ready(seen)
 

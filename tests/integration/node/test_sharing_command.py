@@ -7,8 +7,8 @@ import pytest
 from tests.integration.node.conftest import harness, make_project
 
 SAY = (
-    "{{ {'mode': device_plugin_sharing, 'replicas': device_plugin_replicas, 'forced': device_plugin_forced,"
-    " 'profiles': device_plugin_mig_profiles | default([]), 'strategy': device_plugin_mig_strategy | default('')} | to_json }}"
+    "{{ {'mode': device_plugin_sharing | default('exclusive'), 'replicas': device_plugin_replicas, 'forced': device_plugin_forced,"
+    " 'of': device_plugin_sharing_of | default({}), 'profiles': device_plugin_mig_profiles | default([]), 'strategy': device_plugin_mig_strategy | default('')} | to_json }}"
 )
 
 
@@ -34,6 +34,8 @@ def sharing(project, *words):
     ("words", "given"),
     [
         (["mps", "--replicas", "4"], {"mode": "mps", "replicas": 4}),
+        (["second=mps", "--replicas", "4"], {"of": {"second": "mps:4"}}),
+        (["second=exclusive"], {"of": {"second": "exclusive"}}),
         (
             ["exclusive", "--mig", "1g.18gb,1g.18gb", "--forced", "--json"],
             {"profiles": ["1g.18gb"] * 2, "strategy": "single", "forced": True},
@@ -44,7 +46,7 @@ def sharing(project, *words):
 def test_the_playbook_gets_what_was_asked_for(project, words, given):
     done = sharing(project, *words)
     assert done.returncode == 0, done.stderr
-    unsaid = {"mode": "exclusive", "replicas": 10, "forced": False, "profiles": [], "strategy": ""}
+    unsaid = {"mode": "exclusive", "replicas": 10, "forced": False, "of": {}, "profiles": [], "strategy": ""}
     assert json.loads((project / "playbooks/given").read_text()) == unsaid | given
 
 

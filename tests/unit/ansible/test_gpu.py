@@ -128,13 +128,20 @@ def test_one_kernel_proves_each_resource_of_each_node():
     }
 
 
-def said(node, **advertised):
+def said(node, sharing="time-slicing", replicas=10, **advertised):
     count = {f"nvidia.com/{name}": number for name, number in advertised.items()}
     features = {"nvidia.com/gpu.count": "1"} if count else {}
-    return {"ansible_facts": {"gpu": {"node": node, "advertised": count, "features": features}}}
+    way = {"config": f"{sharing}-{replicas}", "sharing": sharing, "replicas": replicas, "mig_strategy": "none"}
+    resources = dict.fromkeys(count, 1)
+    return {
+        "ansible_facts": {
+            "gpu": {"node": node, "advertised": count, "features": features, "resources": resources, **way}
+        }
+    }
 
 
 ABOUT = ("found", "nodes", "gpu_nodes", "resources", "smoke_id", "features")
+ABOUT += ("with_gpu", "groups", "own_way", "ways", "sets", "looked", "old_sets")
 
 
 def about_nodes(*discovered, **hosts):
@@ -145,8 +152,59 @@ def about_nodes(*discovered, **hosts):
     }
     options = {name: value for name, value in tree.variables().items() if name.startswith("device_plugin_")}
     discovery = {"__device_plugin_discovered": {"stdout_lines": list(discovered)}}
-    found = tree.template(values, {**options, **discovery, "hostvars": hosts, "groups": {"all": list(hosts)}})
+    there = {
+        "stdout_lines": [
+            f"daemonset.apps/{name}" for name in ("device-plugin", "mps-control-daemon", "device-plugin-mps-8", "own")
+        ]
+    }
+    given = {
+        "__device_plugin_there": there,
+        "__device_plugin_kept": ["device-plugin", "device-plugin-mps-4", "mps-control-daemon-mps-4"],
+    }
+    groups = {"all": list(hosts), "control_plane": list(hosts)[:1], "workers": list(hosts)[1:]}
+    found = tree.template(values, {**options, **discovery, **given, "hostvars": hosts, "groups": groups})
     return {name.removeprefix("__device_plugin_"): value for name, value in found.items()}
+
+
+def test_nodes_that_share_otherwise_have_daemons_and_a_configuration_of_their_own():
+    found = about_nodes(a=said("a", gpu=10), b=said("b", "mps", 4, gpu=4), c=said("c", "mps", 4, gpu=8), d=said("d"))
+    assert found["sets"] == ["device-plugin", "device-plugin-mps-4", "mps-control-daemon-mps-4"]
+    assert found["old_sets"] == ["mps-control-daemon", "device-plugin-mps-8"]
+    ways = {"gpu_groups": found["groups"], "gpu_ways": found["ways"], "gpu_default_group": found["own_way"]}
+    options = {"device_plugin_sharing": "time-slicing", "gpu_divisions": {}, **ways}
+    rendered = list(yaml.safe_load_all(render(GPU / "device-plugin.yaml.j2", **options)))
+    objects = {f"{one['kind']}/{one['metadata']['name']}": one for one in rendered}
+    assert {name for name in objects if name.startswith("DaemonSet/")} == {
+        f"DaemonSet/{name}" for name in found["sets"]
+    }
+    for suffix, way, replicas in (("", "timeSlicing", 10), ("-mps-4", "mps", 4)):
+        said_to = yaml.safe_load(objects[f"ConfigMap/device-plugin{suffix}"]["data"]["config.yaml"])["sharing"]
+        assert said_to[way]["resources"] == [{"name": "nvidia.com/gpu", "replicas": replicas}]
+        pod_of = objects[f"DaemonSet/device-plugin{suffix}"]["spec"]["template"]["spec"]
+        mounted = next(one["configMap"]["name"] for one in pod_of["volumes"] if one["name"] == "config")
+        assert (mounted, "affinity" in pod_of) == (f"device-plugin{suffix}", not suffix)
+        assert pod_of["nodeSelector"].get("nvidia.com/device-plugin.config") == (suffix[1:] or None)
+    selectors = [
+        one["spec"]["selector"]["matchLabels"] for name, one in objects.items() if name.startswith("DaemonSet/")
+    ]
+    assert len({tuple(one.items()) for one in selectors}) == len(selectors)
+    for item in rendered:
+        schemas.validate(item, max(MINORS))
+    told = {"gpu_nodes": found["nodes"], "gpu_features": {}, **options}
+    labels = {
+        one["metadata"]["name"]: one["metadata"]["labels"]
+        for one in yaml.safe_load_all(render(GPU / "node-labels.yaml.j2", **told))
+        if one
+    }
+    present, mps = (
+        {"nvidia.com/gpu.present": "true"},
+        {"nvidia.com/mps.capable": "true", "nvidia.com/device-plugin.config": "mps-4"},
+    )
+    assert labels == {"a": present, "b": present | mps, "c": present | mps, "d": {}}
+
+
+def test_nothing_of_another_way_is_removed_while_a_machine_was_not_looked_at():
+    assert about_nodes(a=said("a", gpu=10), b={})["old_sets"] == []
 
 
 def test_a_machine_without_a_gpu_asks_for_nothing_and_for_no_new_proof():

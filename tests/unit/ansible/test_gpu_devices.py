@@ -41,6 +41,20 @@ def test_a_node_advertises_its_gpus_times_the_slices(monkeypatch, changed, adver
     assert run(monkeypatch, **changed)["advertised"] == advertised
 
 
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({"sharing": "exclusive"}, "exclusive"),
+        ({"sharing": "mps", "replicas": 4}, "mps-4"),
+        ({"sharing": "time-slicing", "replicas": 10}, "time-slicing-10"),
+    ],
+)
+def test_a_way_of_sharing_has_a_name(monkeypatch, changed, name):
+    found = run(monkeypatch, **changed)
+    assert (found["config"], found["sharing"]) == (name, changed["sharing"])
+    assert module.config("exclusive", 10, "mixed") == "exclusive-mixed"
+
+
 def test_instances_have_a_resource_each_when_mixed(monkeypatch):
     found = run(monkeypatch, MIG_ROW, MIG_LIST, sharing="exclusive", mig_strategy="mixed")
     assert found["advertised"] == {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.18gb": 2, "nvidia.com/mig-3g.71gb.me": 1}

@@ -215,6 +215,20 @@ def test_slices_servers_and_compute_mode_follow_the_way_of_sharing(
     assert [str(check) for check in found.failed] == []
 
 
+def test_a_node_is_judged_by_its_own_way_of_sharing_beside_nodes_with_others() -> None:
+    paper = machine()
+    paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/gpu": "8"}
+    paper.commands["nvidia-smi"] = "Exclusive_Process\nExclusive_Process\n"
+    status = {"desiredNumberScheduled": 1, "numberReady": 1}
+    paper.objects["daemonsets"] += [
+        named(f"{name}-mps-4", spec={}, status=status) for name in ("mps-control-daemon", "device-plugin")
+    ]
+    found = verdict(paper, device_plugin_sharing_of={"controlplane": "mps:4"})
+    assert [str(check) for check in found.failed] == []
+    other = verdict(paper, device_plugin_sharing_of={"second": "mps:4"})
+    assert [check.name for check in other.failed] == ["gpu/slices", "gpu/compute-mode"]
+
+
 @pytest.mark.parametrize(
     ("listed", "slices", "plugin", "failed"),
     [
