@@ -1,6 +1,7 @@
 """The objects that share GPUs, rendered for every way of sharing."""
 
 import json
+import os
 
 import pytest
 import tree
@@ -227,3 +228,74 @@ def test_without_any_gpu_there_is_nothing_to_advertise():
 def test_where_feature_discovery_runs_the_labels_are_none_of_ours():
     found = about_nodes("a", a=said("a", gpu=10), b=said("b", gpu=10))
     assert found["features"] == {"b": {"nvidia.com/gpu.count": "1"}}
+
+
+# What the modules that speak to the cluster are asked for, a line each; the check of the guard finds a difference.
+RECORDER = """\
+import json, os
+from ansible.plugins.action import ActionBase
+class ActionModule(ActionBase):
+    _requires_connection = False
+    def run(self, tmp=None, task_vars=None):
+        arguments = {name: self._templar.template(value) for name, value in self._task.args.items()}
+        if not self._task.check_mode:
+            with open(os.environ["ASKED"], "a") as file:
+                file.write(json.dumps([self._task.action, arguments]) + chr(10))
+        return {"changed": True}
+"""
+LOOKED = """\
+from ansible.plugins.action import ActionBase
+class ActionModule(ActionBase):
+    _requires_connection = False
+    def run(self, tmp=None, task_vars=None):
+        return {"changed": False, "ansible_facts": {"gpu": self._templar.template(task_vars["seen"])}}
+"""
+ROLE = """\
+- hosts: all
+  gather_facts: false
+  tasks: [{name: Look, gpu_devices: {}}]
+- hosts: control_plane
+  gather_facts: false
+  roles: [device_plugin]
+"""
+SAID = "daemonset.apps/device-plugin\\ndaemonset.apps/mps-control-daemon\\n"
+
+
+def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(tmp_path):
+    for name in ("action", "bin"):
+        (tmp_path / name).mkdir()
+    for name, text in (("kube_objects", RECORDER), ("kube_wait", RECORDER), ("gpu_devices", LOOKED)):
+        (tmp_path / f"action/{name}.py").write_text(text)
+    kubectl = f'#!/bin/sh\necho "$*" >> {tmp_path}/kubectl\ncase "$*" in *"get daemonsets"*) printf "{SAID}";; esac\n'
+    tree.programs(tmp_path / "bin", ["kubectl"], kubectl)
+    (tmp_path / "group_vars").symlink_to(tree.ROOT / "inventory/group_vars")
+    facts = {
+        name: said(name, *way, gpu=4)["ansible_facts"]["gpu"] | {"profiles": []}
+        for name, way in (("one", ()), ("two", ("mps", 4)))
+    }
+    hosts = {
+        group: {"hosts": {name: {"seen": facts[name]}}}
+        for group, name in (("control_plane", "one"), ("workers", "two"))
+    }
+    settings = {"ANSIBLE_ACTION_PLUGINS": str(tmp_path / "action"), "ASKED": str(tmp_path / "asked")}
+    settings["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = tree.play(
+        tmp_path,
+        ROLE,
+        {"all": {"children": hosts}},
+        {"device_plugin_smoke": False, "runtime_class_name": "nvidia"},
+        **settings,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    applied = [
+        one for name, given in asked if name == "kube_objects" for one in yaml.safe_load_all(given["manifest"]) if one
+    ]
+    names = {one["metadata"]["name"] for one in applied if one["kind"] == "DaemonSet"}
+    assert names == {"device-plugin", "device-plugin-mps-4", "mps-control-daemon-mps-4"}
+    (waited,) = [given for name, given in asked if name == "kube_wait"]
+    assert set(waited["workloads"]) == {f"DaemonSet/{name}" for name in names}
+    deleted = [line.split() for line in (tmp_path / "kubectl").read_text().splitlines() if " delete " in line]
+    assert [[word for word in line if "mps" in word or "plugin" in word] for line in deleted] == [
+        ["mps-control-daemon"]
+    ]
