@@ -252,11 +252,11 @@ def _devices(node: Node) -> int:
 
 def _pods_of(node: Node, daemon_set: str, *, alone: bool = False) -> str:
     """How many pods of a DaemonSet are available, of how many; with those of nodes that share otherwise, unless ``alone``."""
-    found = _named(node, "daemonsets", "--namespace", _GPU_NAMESPACE)
-    names = [name for name in found if name == daemon_set or (not alone and name.startswith(f"{daemon_set}-"))]
+    sets = _named(node, "daemonsets", "--namespace", _GPU_NAMESPACE)
+    names = [name for name in sets if name == daemon_set or (not alone and name.startswith(f"{daemon_set}-"))]
     if not names:
         return "absent"
-    all_status = [found[name].get("status", {}) for name in names]
+    all_status = [sets[name].get("status", {}) for name in names]
     available = sum(status.get("numberAvailable", status.get("numberReady", 0)) for status in all_status)
     return f"{available}/{sum(status.get('desiredNumberScheduled', 0) for status in all_status)}"
 
