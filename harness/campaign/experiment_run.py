@@ -18,7 +18,7 @@ from harness.backends.base import Deployment, ReplicaDeath
 from harness.campaign import preflight
 from harness.campaign.events import Notice, ProgressWriter, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
-from harness.campaign.plan import estimate
+from harness.campaign.plan import estimate, loads
 from harness.campaign.planners import StopRule
 from harness.campaign.verdict import (
     GroupWatch,
@@ -36,6 +36,7 @@ from harness.errors import (
     CampaignInterruptedError,
     HarnessError,
     ImageError,
+    LoadError,
     ReasonCode,
     StorageError,
     VerificationError,
@@ -392,6 +393,7 @@ class Attempt:
             neighbours=self.neighbours,
             steps=self.steps,
             seeds={"workload": experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
+            loads=self._loads(),
             start_s=self.start_s,
             rows=recorded or experiment.timing.rows,
             absent_metrics=self.summary.absent if self.summary and recorded else dict.fromkeys(experiment.metrics, why),
@@ -405,6 +407,12 @@ class Attempt:
             with storage_errors(self.folder):
                 atomic_write(self.folder / name, json.dumps(content, indent=2) + "\n", replace=True)
         finalise(self.folder, self.shared.folder.final_folder(experiment.experiment_id), manifest)
+
+    def _loads(self) -> dict[str, dict[str, Any]]:
+        try:
+            return {name: facts.model_dump(mode="json") for name, facts in loads([self.experiment]).items()}
+        except LoadError:  # changed since it was asked
+            return {}
 
     def _stopping(self) -> dict[str, Any]:
         """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.errors import UsageError
 from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
@@ -17,9 +18,11 @@ from harness.spec import (
     CellSpec,
     ExperimentSpec,
     Order,
+    ServerSpec,
     Sharing,
     WorkloadSpec,
 )
+from harness.traffic.datasets import LoadFacts, load_facts
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
 # Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).
@@ -185,6 +188,25 @@ def _disk_bytes(experiment: ExperimentSpec) -> int:
     busy_s = timing.stabilise_s + timing.record_s
     requests = busy_s * ASSUMED_REQUESTS_PER_S * processes * BYTES_PER_REQUEST
     return round(FIXED_BYTES + rows + telemetry + requests)
+
+
+def loads(experiments: Sequence[ExperimentSpec]) -> dict[str, LoadFacts]:
+    """What the files that servers are asked from hold, by workload; without those that are not there. Raises LoadError."""
+    workloads = {
+        workload.name: workload
+        for experiment in experiments
+        for workload in (experiment.workload, *(neighbour.workload for neighbour in experiment.neighbours))
+    }
+    servers = {
+        name: workload.server for name, workload in workloads.items() if workload.server and _is_there(workload.server)
+    }
+    facts = {name: load_facts(server) for name, server in servers.items()}
+    return {name: load for name, load in facts.items() if load}
+
+
+def _is_there(server: ServerSpec) -> bool:
+    file = server.trace.file if server.trace else server.requests.file
+    return file is not None and Path(file).is_file()
 
 
 def check_limits(spec: CampaignSpec, cost: CampaignCost) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -13,7 +14,7 @@ from typer import Argument, Option
 from harness import errors
 from harness.cli import output
 from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
-from harness.errors import CampaignFileError, PreflightError, UsageError, counted, duration
+from harness.errors import CampaignFileError, LoadError, PreflightError, UsageError, counted, duration
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
     from harness.spec import CampaignSpec
+    from harness.traffic.datasets import LoadFacts
 
 
 def _campaigns(begun: str) -> list[str]:
@@ -75,16 +77,22 @@ def init(
 
 def validate(file: CampaignFile, *, json: Json = False) -> None:
     """Check a campaign file, every line of it."""
-    from harness.campaign.plan import expand
+    from harness.campaign.plan import expand, loads
     from harness.campaign.source import read_source
 
     source = read_source(file)
     experiments = expand(source.spec)
+    try:
+        load = loads(experiments)
+    except LoadError as error:
+        raise CampaignFileError(error.message, advice="Fix it, or say in the campaign file how to read it.") from error
     if json:
-        output.document({"ok": True, "campaign": source.spec.name, "experiments": len(experiments)})
+        counts = {"ok": True, "campaign": source.spec.name, "experiments": len(experiments)}
+        output.document({**counts, "loads": _documents(load)})
     else:
         count = f"{'at most ' if source.spec.open_ended else ''}{counted(len(experiments), 'experiment')}"
         output.sentence(f"{file} is a valid campaign of {count}.")
+        _show(load)
 
 
 def plan(
@@ -103,7 +111,7 @@ def plan(
     """
     from harness.backends.base import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, most
+    from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, loads, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
@@ -117,6 +125,10 @@ def plan(
     least = estimate(sure)
     findings = preflight.check(sure, results, make_backend(source.spec, campaign_id="plan"))
     judged = wanted.of_plan(source.spec, findings)
+    try:
+        load = loads(experiments)
+    except LoadError:  # preflight says so
+        load = {}
     if json:
         output.document(
             {
@@ -134,6 +146,7 @@ def plan(
                     {name: str(getattr(issue, name)) for name in ("severity", "check", "message", "advice")}
                     for issue in findings
                 ],
+                "loads": _documents(load),
                 **judged.document(),
             }
         )
@@ -156,6 +169,7 @@ def plan(
         f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
         f"{duration(timing.cooldown_s)} to cool down."
     )
+    _show(load)
     output.result()
     listed = sure if spec.until_known else experiments
     output.table(["#", "experiment"], [[number, run.experiment_id] for number, run in enumerate(listed, start=1)])
@@ -165,6 +179,16 @@ def plan(
     if not findings:
         output.sentence("preflight: nothing speaks against it.")
     judged.refuse()
+
+
+def _documents(load: Mapping[str, LoadFacts]) -> dict[str, dict[str, Any]]:
+    return {name: facts.model_dump(mode="json") for name, facts in load.items()}
+
+
+def _show(load: Mapping[str, LoadFacts]) -> None:
+    """What is in the files of requests; those that several workloads are asked from, once."""
+    for words in dict.fromkeys(facts.in_words() for facts in load.values()):
+        output.sentence(f"Load: {words}")
 
 
 def _of_points(spec: CampaignSpec) -> str:

@@ -165,6 +165,10 @@ class Manifest(StrictModel):
     )
     steps: dict[str, StepRecord] = Field(default_factory=dict)
     seeds: dict[str, int] = Field(default_factory=dict)
+    loads: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Of each workload that is asked from a file: its name, sha256, form, counts of requests and of what was dropped, and rate.",
+    )
     start_s: float = Field(
         ge=0, le=_LATEST_S, description="UTC start of the recording (row 0), seconds since the epoch."
     )

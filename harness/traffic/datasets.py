@@ -22,13 +22,24 @@ from harness.spec.model import StrictModel
 from harness.spec.server import CHATS, LANGUAGE, ServerSpec
 from harness.traffic.files import READ, Record, records
 from harness.traffic.protocols import UNKNOWN
-from harness.traffic.shapes import UNREADABLE, Shape, Turn, UnusableError, WrongValueError, shape_of, turns_of
+from harness.traffic.shapes import (
+    FAILED,
+    NO_QUESTION,
+    UNREADABLE,
+    Shape,
+    Turn,
+    UnusableError,
+    WrongValueError,
+    shape_of,
+    turns_of,
+)
 
 REORDERED = 1 << 15
 MOST_PER_S = 100_000
 MOST_UNREADABLE = 0.01
 """Share of the records: with more, the file is not what it was taken for."""
 MS_PER_S = 1000
+_REASONS = {FAILED: "failed (0 tokens)", NO_QUESTION: "in which nobody asks"}
 SCALE_MS = {"ms": 1.0, "s": 1000.0}
 
 
@@ -99,7 +110,7 @@ class Dataset:
             yield earliest
         self._require_readable(tally)
         if not window:
-            raise LoadError(f"{self.path} holds no request: {', '.join(tally.dropped) or 'nothing is in it'}.")
+            raise LoadError(f"{self.path} holds no request: all are dropped as {', '.join(tally.dropped)}.")
         yield from (conversation for _, _, conversation in sorted(window))
 
     def _turns(self, record: Record, tally: Tally) -> list[Turn]:
@@ -188,7 +199,7 @@ class LoadFacts(StrictModel):
             sentences.append(f"timestamps in {self.unit} by {self.unit_from}")
         if self.input_tokens is not None and self.output_tokens is not None:
             sentences.append(f"{self.input_tokens:.0f} tokens in and {self.output_tokens:.0f} out on average")
-        sentences += [f"dropped {number} ({reason})" for reason, number in self.dropped.items()]
+        sentences += [f"dropped {number} {_REASONS.get(reason, reason)}" for reason, number in self.dropped.items()]
         if self.out_of_order:
             sentences.append(f"{self.out_of_order} out of order, sorted")
         return "; ".join(sentences) + "."

@@ -17,8 +17,8 @@ from harness.traffic.protocols import UNKNOWN
 MOST_TOKENS = 1_000_000
 MOST_MS = 1e15
 """Beyond any clock, those from 1970 on among them; a larger whole number may be no float."""
-FAILED, NO_QUESTION, UNREADABLE = "failed requests (0 tokens)", "no question", "unreadable"
-"""Why records are dropped."""
+FAILED, NO_QUESTION, UNREADABLE = "failed", "no-question", "unreadable"
+"""Why records are dropped: a request of 0 tokens, which failed where it was logged; nobody asks anything; it is no record."""
 BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 _TEXT = ("prompt", "text", "text_input", "instruction", "question", "input")
 _INPUT = ("input_length", "input_tokens", "prompt_tokens_count", "ContextTokens", "Request tokens")

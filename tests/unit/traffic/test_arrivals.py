@@ -107,7 +107,7 @@ def test_a_trace_is_asked_at_its_times_with_its_lengths_and_then_again(tmp_path)
         ([line("1")], "timestamp must be a number"),
         ([line(0, 10**9)], "input_length must be 0 to 1000000"),
         ([line(0, 1, 10**9)], "output_length must be 0 to"),
-        ([line(0, 0)], "holds no request: failed requests"),
+        ([line(0, 0)], "holds no request: all are dropped as failed"),
         ([line(0, True)], "input_length must be a number"),
         ([line(0, 1.5)], "input_length must be a whole number"),
         ([line(0), line(0.001)], r"2 requests in 0\.001 ms at factor 1, more than 100000 a second"),
