@@ -353,6 +353,11 @@ def _server_findings(
         yield from _rate_not_held(requests.intended, results, otherwise=sum(requests.failed.values()))
     yield from _late(requests, results, "client", slo)
     yield from _set_aside(requests)
+    if repeated := sum(status.get("load", {}).get("repeated", 0) for status in statuses):
+        yield _remark(
+            ReasonCode.REMARK,
+            f"{counted(repeated, 'request')} sent once more, because the server had closed the kept connection: their latencies hold both.",
+        )
     yield from _too_long(server, requests)
     if server.image:  # the clients beside the servers could not see everything
         hidden = {

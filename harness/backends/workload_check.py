@@ -21,6 +21,7 @@ from harness.extras import absent, advice_on
 from harness.spec import ExperimentSpec, LayerSpec, ServerSpec, WorkloadSpec
 from harness.spec.replica import VARIABLES, ReplicaSpec
 from harness.traffic.datasets import load_facts
+from harness.traffic.http_client import tls_error
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
@@ -103,6 +104,9 @@ def _unreachable(name: str, url: str) -> Issue | None:
             f"({os.environ.get('SSL_CERT_FILE') or 'not set'})."
         )
         return Issue(IssueLevel.ERROR, "server", message, advice)
+    except ssl.SSLError as error:
+        message = f"{asks}and {tls_error(error, parts.hostname or '', parts.port or _PORTS[parts.scheme])}."
+        return Issue(IssueLevel.ERROR, "server", message, "Mend `server.url`.")
     except OSError as error:
         message = f"{asks}which cannot be reached: {error.strerror or error}."
         return Issue(IssueLevel.ERROR, "server", message, "Start it, or mend `server.url`.", away=True)

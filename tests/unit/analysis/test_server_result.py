@@ -114,6 +114,16 @@ def test_failures_are_counted_by_kind_and_degrade(tmp_path):
     assert "HTTP 500: no memory" in finding.message
 
 
+def test_requests_that_were_sent_once_more_are_said(tmp_path):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(200)])
+
+    _, (finding,) = judged(tmp_path, statuses=[{"load": {"repeated": 2}}, {"load": {"repeated": 1}}, {}])
+
+    assert finding.code == ReasonCode.REMARK
+    assert "3 requests" in finding.message
+    assert judged(tmp_path, statuses=[{"load": {"repeated": 0}}])[1] == []
+
+
 def test_answers_that_are_longer_than_asked_for_are_said(tmp_path):
     replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(200)])  # of 20 tokens
 

@@ -15,6 +15,7 @@ from harness.replica.settings import from_environment
 from harness.spec import Timing, WorkloadSpec
 from tests.support import local_tokenizers
 from tests.support.experiments import experiment
+from tests.support.raw_server import RawServer, whole
 
 
 def workload(**server):
@@ -80,6 +81,14 @@ def test_one_that_runs_already_must_be_reached():
     assert finding.message == f"the workload llm asks {down}, which cannot be reached: Connection refused."
     assert finding.advice == "Start it, or mend `server.url`."
     assert finding.away, "a campaign waits for it between experiments"
+
+
+def test_one_without_tls_at_https_is_said_before_anything_is_asked():
+    with RawServer(whole(b"", status="400 Bad"), speaks_first=True) as server:
+        spec = workload(command=[], url=f"https://127.0.0.1:{server.port}").server
+        (issue,) = check_server("llm", spec)
+    assert not issue.away, "waiting for it changes nothing"
+    assert "http://" in issue.message
 
 
 def test_a_server_needs_no_torch_and_no_table_of_memory():
