@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis import objective
+from harness.analysis.answers import findings_of_answers, token_sources
 from harness.analysis.read import ClientRequests, count_statuses, read_requests
 from harness.errors import ReasonCode, ResultsPathError, counted
 from harness.metrics.quality import Finding, Severity
@@ -334,7 +335,11 @@ def _figures(requests: ClientRequests) -> Document:
         "abandoned": int((requests.under_way["status"] == ABANDONED).sum()),
         "cancelled": requests.cancelled,
         "not_sent": requests.not_sent,
-        **{f"{what}_ms": requests.milliseconds(what) for what in ("latency", "ttft", "tpot", "itl", "send_error")},
+        **{
+            f"{what}_ms": requests.milliseconds(what)
+            for what in ("latency", "ttft", "ttfo", "tpot", "itl", "send_error")
+        },
+        "token_sources": token_sources(requests.well),
         "input_tokens_per_s": round(requests.tokens_per_s("input_tokens"), 6),
         "output_tokens_per_s": round(requests.tokens_per_s("output_tokens"), 6),
     }
@@ -359,6 +364,7 @@ def _server_findings(
             f"{counted(repeated, 'request')} sent once more, because the server had closed the kept connection: their latencies hold both.",
         )
     yield from _too_long(server, requests)
+    yield from findings_of_answers(requests)
     if server.image:  # the clients beside the servers could not see everything
         hidden = {
             "whether it computes on a GPU": [status for status in statuses if not status.get("device")],

@@ -29,7 +29,7 @@ from harness.results.manifest import Manifest, read_manifest
 from harness.results.requests import NS_PER_S, RequestTable, Rows, Window, gaps, is_of_requests, read
 from harness.spec import CampaignSpec
 from harness.spec.model import first_in_words
-from harness.traffic.records import CANCELLED, NOT_SENT, OK
+from harness.traffic.records import CANCELLED, NOT_SENT, OK, TokenSource
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +79,7 @@ class ClientRequests:
         return count_statuses(self.rows[self.rows["status"] != OK])
 
     def seconds(self, what: str) -> Floats:
-        """The values of ``latency``, ``ttft``, ``tpot``, ``itl`` or ``send_error``. Raises NotMeasuredError where there are none."""
+        """The values of ``latency``, ``ttft``, ``ttfo``, ``tpot``, ``itl`` or ``send_error``. Raises NotMeasuredError where there are none."""
         if what == "itl":
             closed = self.gaps[(self.gaps["status"] == OK) & self.window.holds(self.gaps["end_ns"])]
             values_ns = closed["end_ns"] - closed["begin_ns"]
@@ -133,15 +133,16 @@ def read_requests(table: RequestTable, folder: Path, window: Window, replica: in
 
 
 def times_ns(rows: Rows, what: str) -> Floats:
-    """``latency``, ``ttft``, ``tpot`` or ``send_error`` of each row, nanoseconds; NaN where it has none.
+    """``latency``, ``ttft``, ``ttfo``, ``tpot`` or ``send_error`` of each row, nanoseconds; NaN where it has none.
 
-    ``tpot`` is the mean time of each output token after the first, of streams with more than one.
+    ``ttfo`` is the time to the first token of the answer itself, after reasoning. ``tpot`` is the mean time of each output token after the first, of streams with more than one.
     """
-    since = {"latency": "end_ns", "ttft": "first_token_ns", "send_error": "sent_ns"}
+    since = {"latency": "end_ns", "ttft": "first_token_ns", "ttfo": "first_answer_ns", "send_error": "sent_ns"}
     if what in since:
         instants = rows[since[what]]
         return np.where(instants >= 0, instants - rows["intended_ns"], np.nan)
-    streamed, further = rows["first_token_ns"] >= 0, rows["output_tokens"] - 1
+    sent = rows["token_source"] != TokenSource.USAGE_WITH_HIDDEN  # else the number is of tokens that never came
+    streamed, further = (rows["first_token_ns"] >= 0) & sent, rows["output_tokens"] - 1
     spent_ns = np.where(streamed & (further > 0), rows["end_ns"] - rows["first_token_ns"], np.nan)
     per_token_ns: Floats = spent_ns / np.maximum(further, 1)
     return per_token_ns

@@ -30,6 +30,7 @@ LOG_NAME = "latencies.bin"
 FILES_OF_LOAD = {
     "requests": "requests.bin",
     "gaps": "gaps.bin",
+    "answers": "answers.bin",
     "turns": "turns.bin",
     "engine_metrics": "engine_metrics.csv",
 }

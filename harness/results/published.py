@@ -285,8 +285,9 @@ def _relative(rows: requests.Rows) -> dict[str, Nanoseconds]:
     """The columns of a table of requests with the intended instant first, and durations after it."""
     since = {
         name: np.where(rows[instant] >= 0, rows[instant] - rows["intended_ns"], NONE)
-        for name, instant in (("send_error_ns", "sent_ns"), ("ttft_ns", "first_token_ns"))
+        for name, instant in requests.SINCE_INTENDED.items()
     }
-    others = ("itl_p99_ns", "input_tokens", "output_tokens", "status", "session", "turn", "replica")
+    apart = {"intended_ns", "end_ns", *requests.SINCE_INTENDED.values()}
+    others = sorted({*requests.COLUMNS} - apart, key=lambda name: (name == "replica", requests.COLUMNS.index(name)))
     head = {"intended_ns": rows["intended_ns"], "latency_ns": requests.latency_ns(rows)}
     return head | since | {name: rows[name] for name in others}

@@ -11,7 +11,7 @@ Runs from before there was the table are converted when they are read; so are pa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,17 +25,29 @@ from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
 from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, REQUESTS, workload_folders
 from harness.results.packed import OLD_SUFFIX, Nanoseconds, int64_array, not_ours, read_columns
-from harness.traffic.records import CLIENT_FIELDS, GENERATED_FIELDS, LATENCY_FIELDS, NONE, OK, TURN_FIELDS
+from harness.traffic.records import (
+    ANSWER_FIELDS,
+    CLIENT_FIELDS,
+    GENERATED_FIELDS,
+    LATENCY_FIELDS,
+    NONE,
+    OK,
+    TURN_FIELDS,
+)
 
 LOAD_LOG = "load/requests.bin"
-CLIENT_LOG, GAPS_LOG, TURNS_LOG = "requests.bin", "gaps.bin", "turns.bin"
+CLIENT_LOG, GAPS_LOG, ANSWERS_LOG, TURNS_LOG = "requests.bin", "gaps.bin", "answers.bin", "turns.bin"
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 COLUMNS = (
     *("replica", "intended_ns", "sent_ns", "first_token_ns", "end_ns"),
     *("itl_p99_ns", "input_tokens", "output_tokens", "status", "session", "turn"),
+    *("first_answer_ns", "pieces", "token_source", "tokenizer_tokens"),
 )
 """Of the table. Instants are since the epoch; ``itl_p99_ns`` is that of the answer's own gaps, a ``session`` one of its replica's."""
+
+SINCE_INTENDED = {"send_error_ns": "sent_ns", "ttft_ns": "first_token_ns", "ttfo_ns": "first_answer_ns"}
+"""Times of logs and packed tables that count from the intended one, and the instants of the table."""
 
 
 def _record(*names: str) -> np.dtype[np.void]:
@@ -46,7 +58,10 @@ ROW = _record(*COLUMNS)
 LATENCY = _record(*LATENCY_FIELDS)
 GAP = _record("start_ns", "gap_ns")
 CLIENT = _record(*CLIENT_FIELDS)
+ANSWER = _record(*ANSWER_FIELDS)
 TURN = _record(*TURN_FIELDS)
+BESIDE = {ANSWERS_LOG: ANSWER, TURNS_LOG: TURN}
+"""Logs of more about each request of the client's, in its order."""
 GENERATED = _record(*GENERATED_FIELDS)
 REPLICAS_KEY = b"harness.replicas"
 """Of a file's metadata: who has a log."""
@@ -143,9 +158,7 @@ def logs_of(folder: Path) -> list[Path]:
     if generated.parent.is_dir():  # what the replicas logged stays, as the counters' other side
         return [generated] if generated.is_file() else []
     raw = [
-        path
-        for name in (RAW_LATENCIES, CLIENT_LOG, TURNS_LOG)
-        for path in (folder / REPLICAS).glob(f"replica-*/{name}")
+        path for name in (RAW_LATENCIES, CLIENT_LOG, *BESIDE) for path in (folder / REPLICAS).glob(f"replica-*/{name}")
     ]
     return sorted([*raw, *(folder / LATENCIES).glob("replica-*.parquet")])
 
@@ -280,13 +293,18 @@ def to_rows(log: Rows | Mapping[str, Nanoseconds], replica: int = NONE) -> Rows:
     intended = log["intended_ns" if "intended_ns" in names else "start_ns"]
     rows = np.full(len(intended), NONE, dtype=np.int64).astype(ROW)  # every field is NONE
     rows["replica"], rows["status"], rows["intended_ns"] = replica, OK, intended
-    for name, offset in (("sent_ns", "send_error_ns"), ("first_token_ns", "ttft_ns")):
-        if offset in names:
-            rows[name] = np.where(log[offset] >= 0, intended + log[offset], NONE)
+    _fill(rows, log, names)
     rows["end_ns"] = log["end_ns"] if "end_ns" in names else intended + log["latency_ns"]
-    for name in names.intersection(COLUMNS):
-        rows[name] = log[name]
     return rows
+
+
+def _fill(rows: Rows, log: Rows | Mapping[str, Nanoseconds], names: Iterable[str]) -> None:
+    """Put what a log says of as many rows into them; times that count from the intended one become instants."""
+    for name in names:
+        if name in SINCE_INTENDED:
+            rows[SINCE_INTENDED[name]] = np.where(log[name] >= 0, rows["intended_ns"] + log[name], NONE)
+        elif name in COLUMNS:
+            rows[name] = log[name]
 
 
 def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
@@ -301,17 +319,18 @@ def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
     logs |= {_number(path): path for path in older.glob("replica-*") if path.suffix in {".parquet", OLD_SUFFIX}}
     for replica in sorted({*clients, *logs}):
         path, dtype = (clients[replica], CLIENT) if replica in clients else (logs[replica], LATENCY)
-        rows = map(partial(to_rows, replica=replica), _records(path, dtype))
-        turns = path.with_name(TURNS_LOG)
-        yield replica, _with_turns(rows, _records(turns, TURN)) if turns.is_file() else rows
+        rows: Iterator[Rows] = map(partial(to_rows, replica=replica), _records(path, dtype))
+        for name, more in BESIDE.items():
+            if (beside := path.with_name(name)).is_file():
+                rows = _with(rows, _records(beside, more))
+        yield replica, rows
 
 
-def _with_turns(chunks: Iterator[Rows], turns: Iterator[Rows]) -> Iterator[Rows]:
-    """The rows with the session and turn of each; both logs are read in pieces of as many records."""
+def _with(chunks: Iterator[Rows], beside: Iterator[Rows]) -> Iterator[Rows]:
+    """The rows with what another log says of each; both are read in pieces of as many records."""
     for rows in chunks:
-        of_rows = next(turns, np.empty(0, TURN))[: len(rows)]
-        for name in TURN_FIELDS:
-            rows[name][: len(of_rows)] = of_rows[name]
+        of_rows = next(beside, rows[:0])[: len(rows)]
+        _fill(rows[: len(of_rows)], of_rows, of_rows.dtype.names or ())
         yield rows
 
 

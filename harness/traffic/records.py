@@ -35,6 +35,9 @@ CLIENT_FIELDS = (
 """``requests.bin`` of the client of a server; all but the first from the intended time, ``itl_p99_ns`` of the answer's own gaps."""
 TURN_FIELDS = ("session", "turn")
 """``turns.bin``: of the request with the same place in ``requests.bin``; sessions count from 0, turns from 1, NONE: it has none."""
+ANSWER_FIELDS = ("ttfo_ns", "pieces", "token_source", "tokenizer_tokens")
+"""``answers.bin``: of the request with the same place in ``requests.bin``; ``ttfo_ns`` from the intended time to the first piece that is
+no reasoning, ``token_source`` a TokenSource, ``tokenizer_tokens`` those of the prompt by the client's own tokenizer."""
 GENERATED_FIELDS = ("replica", "intended_ns", "send_error_ns", "latency_ns", "status")
 """``load/requests.bin`` of the load generator."""
 FLUSH_INTERVAL_S = 0.5

@@ -40,7 +40,7 @@ _SERVING = "serving"
 _FILES = {
     "latencies": layout.RAW_LATENCIES,
     "services": layout.SERVICES,
-    **{name: f"{name}.bin" for name in ("requests", "gaps", "turns")},
+    **{name: f"{name}.bin" for name in ("requests", "gaps", "answers", "turns")},
     "engine_metrics": "engine_metrics.csv",
 }
 """What a replica wrote, by the route that hands it out."""

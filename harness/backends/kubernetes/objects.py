@@ -217,7 +217,7 @@ def _routes(measured: WorkloadSpec) -> tuple[str, ...]:
         return ("latencies", *(("services",) if measured.scenario is not None else ()))
     server = measured.server
     more = {"turns": server.may_have_sessions, "engine_metrics": server.metrics is not None}
-    return ("latencies", "requests", "gaps", *(route for route, written in more.items() if written))
+    return ("latencies", "requests", "gaps", "answers", *(route for route, written in more.items() if written))
 
 
 def _name(experiment: ExperimentSpec, attempt: str) -> str:

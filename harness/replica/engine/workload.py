@@ -41,6 +41,7 @@ from harness.traffic.protocols import Question
 from harness.traffic.questions import questions
 from harness.traffic.records import (
     ABANDONED,
+    ANSWER_FIELDS,
     BAD_ANSWER,
     CANCELLED,
     CLIENT_FIELDS,
@@ -50,6 +51,7 @@ from harness.traffic.records import (
     TURN_FIELDS,
     Exchange,
     RecordLog,
+    TokenSource,
     nearest_rank,
 )
 
@@ -58,7 +60,7 @@ _MOUNTED_DIR_VARIABLE = "GIVEN_DIR"
 FOLLOW_S = 10.0
 """How long the load goes on at its end, for the answers to what was asked before."""
 RETRY_S = 0.5
-REQUESTS_LOG, GAPS_LOG, TURNS_LOG = "requests.bin", "gaps.bin", "turns.bin"
+REQUESTS_LOG, GAPS_LOG, ANSWERS_LOG, TURNS_LOG = "requests.bin", "gaps.bin", "answers.bin", "turns.bin"
 P99 = 0.99
 _SET_ASIDE = {CANCELLED: "cancelled", NOT_SENT: "not_sent"}
 _MAY_PASS = frozenset({408, 425, 429})
@@ -220,7 +222,8 @@ class ServerLedger:
 
     ``requests.bin`` has a record of CLIENT_FIELDS for each. ``gaps.bin``: the time of a token (nanoseconds since the epoch) and the gap
     to the next; after the last token of an answer that did not end well, to the end of its request. Requests that were answered well
-    are in ``latencies.bin``, too, as every replica's are. ``turns.bin`` has the session and the turn of each, where there may be some.
+    are in ``latencies.bin``, too, as every replica's are. ``answers.bin`` has a record of ANSWER_FIELDS for each request, ``turns.bin``
+    its session and turn, where there may be some.
     """
 
     def __init__(
@@ -235,6 +238,7 @@ class ServerLedger:
         self._metrics = metrics
         self._requests = RecordLog(folder / REQUESTS_LOG, fields=len(CLIENT_FIELDS)) if folder else None
         self._gaps = RecordLog(folder / GAPS_LOG) if folder else None
+        self._answers = RecordLog(folder / ANSWERS_LOG, fields=len(ANSWER_FIELDS)) if folder else None
         self._turns = RecordLog(folder / TURNS_LOG, fields=len(TURN_FIELDS)) if folder and sessions else None
         self._epoch_ns = metrics.epoch_ns
 
@@ -265,6 +269,9 @@ class ServerLedger:
                 exchange.output_tokens,
                 exchange.status,
             )
+        if self._answers:
+            pieces = len(exchange.token_ns) or NONE
+            self._answers.append(exchange.ttfo_ns, pieces, exchange.source, exchange.asked_tokens)
         if self._turns:
             self._turns.append(exchange.session, exchange.turn)
         if self._gaps:
@@ -274,7 +281,7 @@ class ServerLedger:
 
     def close(self) -> None:
         """Write what is pending. Raises OSError."""
-        for log in (self._requests, self._gaps, self._turns):
+        for log in (self._requests, self._gaps, self._answers, self._turns):
             if log:
                 log.close()
 
@@ -287,7 +294,7 @@ class ServerLedger:
             families.ttft.observe(exchange.ttft_ns)
             for gap_ns in gaps_ns:
                 families.itl.observe(gap_ns)
-            if exchange.output_tokens > 1:
+            if exchange.output_tokens > 1 and exchange.source != TokenSource.USAGE_WITH_HIDDEN:
                 spent_ns = exchange.token_ns[-1] - exchange.token_ns[0]
                 families.tpot.observe(spent_ns // (exchange.output_tokens - 1))
 

@@ -152,8 +152,10 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     beside = neighbour_folder(attempt, "whisper") / "replicas" / "replica-0"
     beside.mkdir(parents=True)
     of_server = replica_folder(attempt, 0)
+    answers = [[-1, -1, -1, 6], [700_123, 30, 2, 7]]
     for path, rows in (
         (of_server / "requests.bin", asked),
+        (of_server / "answers.bin", answers),
         (of_server / "gaps.bin", gaps),
         (beside / "latencies.bin", gaps),
     ):
@@ -164,9 +166,11 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     failed, answered = table_of(tmp_path / "1us").rows
 
     at = rounded(np.array([begin, begin + 9]))
-    assert failed.tolist() == (0, at[0], rounded(begin + 1_499), -1, rounded(begin + 5_000_501), -1, 7, 0, -1, -1, -1)
-    first_token_ns = rounded(begin + 9 + 600_123)
-    assert answered.tolist() == (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200, -1, -1)
+    begun_at, over_at = rounded(begin + 1_499), rounded(begin + 5_000_501)
+    assert failed.tolist() == (0, at[0], begun_at, -1, over_at, -1, 7, 0, -1, -1, -1, -1, -1, -1, 6)
+    first_token_ns, first_answer_ns = rounded(begin + 9 + 600_123), rounded(begin + 9 + 700_123)
+    whole = (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200)
+    assert answered.tolist() == (*whole, -1, -1, first_answer_ns, 30, 2, 7)
     assert "replicas/replica-0/gaps.bin" not in coarse
     assert len(requests.gaps(tmp_path / "1us", 0)) == 2
     assert len(table_of(tmp_path / "1us/neighbours/whisper").rows) == 2

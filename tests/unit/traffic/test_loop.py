@@ -15,7 +15,7 @@ from harness.replica.metrics import RequestMetrics
 from harness.traffic.clients import HttpClient
 from harness.traffic.protocols import UNKNOWN, Question
 from harness.traffic.questions import questions
-from harness.traffic.records import ABANDONED, CLIENT_FIELDS, OK, Exchange, RecordLog
+from harness.traffic.records import ABANDONED, ANSWER_FIELDS, CLIENT_FIELDS, OK, Exchange, RecordLog, TokenSource
 from tests.support.fake_streaming_server import HANGS_AFTER, Server
 from tests.unit.traffic.engines import HOST, engine
 
@@ -28,7 +28,19 @@ def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
     begin_ns = time.perf_counter_ns()
     token_ns = [begin_ns + 30, begin_ns + 35, begin_ns + 55]
     ledger.book(
-        Exchange(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3, repeated=1)
+        Exchange(
+            begin_ns,
+            begin_ns + 10,
+            begin_ns + 60,
+            OK,
+            token_ns,
+            input_tokens=4,
+            output_tokens=3,
+            repeated=1,
+            answer_ns=begin_ns + 35,
+            source=TokenSource.USAGE,
+            asked_tokens=2,
+        )
     )
     ledger.book(Exchange(begin_ns, begin_ns, begin_ns + 90, 500, said="HTTP 500"))
     ledger.close()
@@ -41,6 +53,8 @@ def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
         "input_tokens": 4, "output_tokens": 3, "status": 200,
     }  # fmt: skip
     assert bad[1:] == (0, 90, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 500)
+    answers = list(struct.iter_unpack(f"<{len(ANSWER_FIELDS)}q", (tmp_path / "answers.bin").read_bytes()))
+    assert answers == [(35, 3, TokenSource.USAGE, 2), (UNKNOWN,) * 4]
     assert abs(good[0] - time.time_ns()) < 3600e9, "since the epoch"
     gaps = list(struct.iter_unpack("<2q", (tmp_path / "gaps.bin").read_bytes()))
     assert [gap for _, gap in gaps] == [5, 20]
