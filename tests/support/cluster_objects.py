@@ -16,13 +16,14 @@ from harness.spec.kubernetes import KubernetesSpec, WorkloadKind
 from harness.spec.sharing import Sharing
 from tests.support.experiments import experiment
 from tests.support.monitoring import manifest
-from tests.unit.ansible.tree import TEMPLATES, variables
+from tests.unit.ansible.tree import TEMPLATE_FILES, variables
 
 Object = dict[str, Any]
 
 CONFIGURATION = {
     *("kubeadm-init.yaml.j2", "kubeadm-join.yaml.j2", "kubelet-housekeeping.yaml.j2", "kubelet-serving.yaml.j2"),
-    *("monitoring/prometheus-config.yml.j2", "monitoring/rules/recording.yml.j2"),
+    *("prometheus-config.yml.j2", "recording.yml.j2"),
+    *("admission.yaml.j2", "audit-policy.yaml.j2", "authentication.yaml.j2", "encryption.yaml.j2"),
 }
 """Read by programs, not by the API server."""
 
@@ -43,7 +44,7 @@ ACCESS = {
     "namespace_sources": ["192.0.2.10"],
 }
 SHAPES: dict[str, list[dict[str, Any]]] = {
-    "gpu/device-plugin.yaml.j2": [
+    "device-plugin.yaml.j2": [
         {"device_plugin_sharing": sharing, "device_plugin_mig_strategy": mig}
         for sharing, mig in (
             *(("exclusive", strategy) for strategy in ("none", "single", "mixed")),
@@ -51,18 +52,18 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             ("mps", "none"),
         )
     ],
-    "gpu/dra-driver.yaml.j2": [{}, {"dra_driver_features": []}],
-    "gpu/cuda-smoke.yaml.j2": [
+    "dra-driver.yaml.j2": [{}, {"dra_driver_features": []}],
+    "cuda-smoke.yaml.j2": [
         {},
         {"__device_plugin_by_claims": True, "gpu_nodes": {"second.example": {"mig.nvidia.com": 1}}},
     ],
     "gpu/node-labels.yaml.j2": [{"device_plugin_sharing": sharing} for sharing in ("time-slicing", "mps")],
-    "monitoring/dcgm-exporter.yaml.j2": [
+    "dcgm-exporter.yaml.j2": [
         {"dcgm_exporter_per_pod": per_pod, "dcgm_exporter_profiling": profiling}
         for per_pod in (False, True)
         for profiling in (False, True)
     ],
-    "monitoring/prometheus.yaml.j2": [
+    "prometheus.yaml.j2": [
         {},
         {
             "prometheus_allowed_cidrs": ["192.0.2.0/24"],
@@ -70,7 +71,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "prometheus_admin_api": True,
         },
     ],
-    "monitoring/grafana.yaml.j2": [{}, {"grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"}],
+    "grafana.yaml.j2": [{}, {"grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"}],
     "monitoring/service.yaml.j2": [
         {},
         {
@@ -86,9 +87,8 @@ REPLICAS = "workloads/replicas.yaml.j2"
 
 
 def templates() -> list[str]:
-    """Every template of objects, below the folder of templates."""
-    found = sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.j2"))
-    return [name for name in found if name not in CONFIGURATION]
+    """Every template of objects."""
+    return sorted(set(TEMPLATE_FILES) - CONFIGURATION)
 
 
 def documents(name: str) -> list[Object]:
@@ -97,7 +97,7 @@ def documents(name: str) -> list[Object]:
         return list(_replicas())
     found = []
     for shape in SHAPES.get(name, [{}]):
-        text = manifest(TEMPLATES / name, **{**GPU, **ACCESS, **shape})
+        text = manifest(TEMPLATE_FILES[name], **{**GPU, **ACCESS, **shape})
         found += [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
     return found
 

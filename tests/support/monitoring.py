@@ -6,9 +6,9 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from tests.unit.ansible.tree import ROOT, TEMPLATES, render
+from tests.unit.ansible.tree import ROOT, render
 
-FOLDER = TEMPLATES / "monitoring"
+ROLE = ROOT / "roles/prometheus"
 DASHBOARD_FILES = sorted((ROOT / "templates/dashboards").glob("*.json"))
 
 
@@ -17,10 +17,10 @@ def prometheus_files(**changed: Any) -> dict[str, str]:
     window_s = 4 * changed.get("prometheus_scrape_interval_s", 5)
     given = {"prometheus_rate_window_s": window_s, **changed}
     return {
-        "prometheus.yml": render(FOLDER / "prometheus-config.yml.j2", **given),
-        "promtool.yml": (FOLDER / "promtool.yml").read_text(),
-        "recording.yml": render(FOLDER / "rules/recording.yml.j2", **given),
-        "alerts.yml": (FOLDER / "rules/alerts.yml").read_text(),
+        "prometheus.yml": render(ROLE / "templates/prometheus-config.yml.j2", **given),
+        "promtool.yml": (ROLE / "files/promtool.yml").read_text(),
+        "recording.yml": render(ROLE / "templates/recording.yml.j2", **given),
+        "alerts.yml": (ROLE / "files/alerts.yml").read_text(),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, api_server
-from tests.unit.ansible.tree import ROOT, TEMPLATES, render
+from tests.unit.ansible.tree import ROOT, TEMPLATE_FILES, render
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
@@ -26,7 +26,7 @@ def hardened(tmp_path_factory):
     for name in ("admission", "audit-policy", "authentication", "encryption"):
         text = render(ROOT / f"roles/control_plane/templates/{name}.yaml.j2")
         (folder / f"{name}.yaml").write_text(text.replace("RANDOM_KEY", key))
-    cluster = list(yaml.safe_load_all(render(TEMPLATES / "kubeadm-init.yaml.j2", api_server_settings="0")))[1]
+    cluster = list(yaml.safe_load_all(render(TEMPLATE_FILES["kubeadm-init.yaml.j2"], api_server_settings="0")))[1]
     flags = [f"--{one['name']}={one['value']}" for one in cluster["apiServer"]["extraArgs"]]
     flags = [one for one in flags if "kubelet-certificate-authority" not in one]  # no kubelet is here
     with api_server(folder, *(one.replace(FOLDER, str(folder)).replace(LOG, str(folder)) for one in flags)) as running:

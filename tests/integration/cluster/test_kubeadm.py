@@ -13,7 +13,7 @@ import yaml
 from cryptography import x509
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, found
-from tests.unit.ansible.tree import ROOT, TEMPLATES, load, render, template, variables
+from tests.unit.ansible.tree import ROOT, TEMPLATE_FILES, load, render, template, variables
 
 KUBEADM = found("kubeadm")
 pytestmark = pytest.mark.skipif(KUBEADM is None, reason="no kubeadm in KUBEBUILDER_ASSETS or PATH")
@@ -52,7 +52,7 @@ def row():
 
 def written(folder, name, row, changed=None):
     path = folder / "kubeadm.yaml"
-    path.write_text(render(TEMPLATES / name, control_plane_version=row["kubernetes"], **JOIN, **(changed or {})))
+    path.write_text(render(TEMPLATE_FILES[name], control_plane_version=row["kubernetes"], **JOIN, **(changed or {})))
     return str(path)
 
 

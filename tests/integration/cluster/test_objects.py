@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT
-from tests.unit.ansible.tree import TEMPLATES, every_task, render
+from tests.unit.ansible.tree import TEMPLATE_FILES, every_task, render
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
@@ -42,7 +42,7 @@ OPERATOR_POOL = {"allowedUses": ["Workload", "Tunnel"], "assignmentMode": "Autom
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_objects_are_taken_once_and_then_the_same(cluster, name):
-    manifest = render(TEMPLATES / name)
+    manifest = render(TEMPLATE_FILES[name])
     first = [cluster.apply(manifest, check_mode=check_mode) for check_mode in (True, False)]
     assert [one.get("failed", one["changed"]) for one in first] == [True, True]
     for document in filter(None, yaml.safe_load_all(manifest)):
@@ -53,7 +53,7 @@ def test_objects_are_taken_once_and_then_the_same(cluster, name):
 
 
 def test_what_somebody_changed_is_put_back_and_shown(cluster):
-    manifest, default = render(TEMPLATES / "local-path.yaml.j2"), "storageclass.kubernetes.io/is-default-class"
+    manifest, default = render(TEMPLATE_FILES["local-path.yaml.j2"]), "storageclass.kubernetes.io/is-default-class"
     cluster.apply(manifest)
     cluster.kubectl("annotate", "--overwrite", "storageclass/local-path", f"{default}=false")
     result = cluster.apply(manifest)
@@ -64,7 +64,7 @@ def test_what_somebody_changed_is_put_back_and_shown(cluster):
 
 
 def test_what_others_add_is_left_alone(cluster):
-    manifest = render(TEMPLATES / "runtime-class.yaml.j2")
+    manifest = render(TEMPLATE_FILES["runtime-class.yaml.j2"])
     cluster.apply(manifest)
     cluster.kubectl("label", "runtimeclass/nvidia", "somebody=else")
     assert cluster.apply(manifest)["changed"] is False
@@ -73,7 +73,7 @@ def test_what_others_add_is_left_alone(cluster):
 def test_pools_stay_as_the_operator_leaves_them(cluster):
     cluster.apply(json.dumps(INSTALLATION))
     cluster.kubectl("wait", "--for=condition=Established", "crd/installations.operator.tigera.io", "--timeout=60s")
-    manifest = render(TEMPLATES / "calico-installation.yaml.j2")
+    manifest = render(TEMPLATE_FILES["calico-installation.yaml.j2"])
     assert cluster.apply(manifest)["changed"] is True
     network = cluster.get("installation", "default")["spec"]["calicoNetwork"]
     by_operator = OPERATOR_NETWORK | network | {"ipPools": [OPERATOR_POOL | pool for pool in network["ipPools"]]}
@@ -83,7 +83,7 @@ def test_pools_stay_as_the_operator_leaves_them(cluster):
 
 
 def test_what_the_server_refuses_ends_with_its_words(cluster):
-    manifest = render(TEMPLATES / "runtime-class.yaml.j2", runtime_class_handler="No Handler")
+    manifest = render(TEMPLATE_FILES["runtime-class.yaml.j2"], runtime_class_handler="No Handler")
     result = cluster.apply(manifest.replace("name: nvidia", "name: other"))
     assert result["failed"] is True
     assert "handler: Invalid value" in result["msg"]

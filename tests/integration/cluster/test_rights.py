@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT
-from tests.unit.ansible.tree import TEMPLATES, render
+from tests.unit.ansible.tree import TEMPLATE_FILES, render
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
@@ -26,7 +26,7 @@ POD = {
 @pytest.fixture(scope="module")
 def furnished(cluster):
     for name in ("local-path.yaml.j2", "metrics-server.yaml.j2", "failed-pods.yaml.j2"):
-        assert "failed" not in cluster.apply(render(TEMPLATES / name))
+        assert "failed" not in cluster.apply(render(TEMPLATE_FILES[name]))
     return cluster
 
 
@@ -60,7 +60,9 @@ def test_an_account_may_do_its_work_and_no_more(furnished):
 
 
 def test_the_clean_up_removes_failed_pods_and_no_other(furnished):
-    job = next(one for one in yaml.safe_load_all(render(TEMPLATES / "failed-pods.yaml.j2")) if one["kind"] == "CronJob")
+    job = next(
+        one for one in yaml.safe_load_all(render(TEMPLATE_FILES["failed-pods.yaml.j2"])) if one["kind"] == "CronJob"
+    )
     (container,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     for phase in ("Failed", "Running", "Succeeded"):
         pod = POD | {"metadata": POD["metadata"] | {"name": phase.lower()}}

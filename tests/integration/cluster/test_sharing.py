@@ -9,7 +9,7 @@ import yaml
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, Cluster
 from tests.integration.cluster.gpu_node import NAMESPACE, NODE, GpuNode
 from tests.integration.cluster.playbook import Run, play, possible
-from tests.unit.ansible.tree import TEMPLATES, render
+from tests.unit.ansible.tree import TEMPLATE_FILES, render
 
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=WHY_NOT),
@@ -31,7 +31,7 @@ HOLDER = {
 
 @pytest.fixture(scope="module")
 def gpus(cluster: Cluster) -> Iterator[GpuNode]:
-    assert "failed" not in cluster.apply(render(TEMPLATES / "runtime-class.yaml.j2"))
+    assert "failed" not in cluster.apply(render(TEMPLATE_FILES["runtime-class.yaml.j2"]))
     with GpuNode(cluster, gpus=GPUS) as node:
         yield node
 
@@ -98,7 +98,10 @@ def test_the_labels_of_a_gpu_go_with_it_and_nobody_else_s_do(cluster):
     def labels(told, resources=None):
         given = {name: {"nvidia.com/gpu": 1} if resources is None else resources}
         text = render(
-            TEMPLATES / "gpu/node-labels.yaml.j2", gpu_nodes=given, gpu_features=told, device_plugin_sharing="exclusive"
+            TEMPLATE_FILES["gpu/node-labels.yaml.j2"],
+            gpu_nodes=given,
+            gpu_features=told,
+            device_plugin_sharing="exclusive",
         )
         changed = [cluster.apply(text)["changed"] for _ in range(2)]
         return changed, cluster.get("node", name)["metadata"]["labels"]

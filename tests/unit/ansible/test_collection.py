@@ -1,5 +1,7 @@
 """The roles as a collection: each stands by itself, and what is made of its defaults is of today."""
 
+import re
+
 import tree
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
@@ -29,6 +31,16 @@ def test_nothing_of_the_collection_is_a_link_or_reaches_out_of_its_role_by_itsel
     assert [
         path for path in files if path.suffix == ".yml" and "role_path/.." in path.read_text().replace(" }}", "")
     ] == []
+
+
+@every(ROLES)
+def test_what_a_role_reads_is_there(role):
+    texts = [path.read_text() for path in (ROOT / "roles" / role).rglob("*.yml")]
+    kinds = {"template": "templates", "file": "files"}
+    for kind, name in re.findall(r"lookup\('ansible\.builtin\.(template|file)', '([^']+)'", "".join(texts)):
+        assert (ROOT / "roles" / role / kinds[kind] / name).is_file(), name
+    for name in re.findall(r"__versions_project(?: \}\}| ~ ')(/[^'\"*{]+)", "".join(texts)):
+        assert (ROOT / name[1:]).exists(), name
 
 
 @every(ROLES)

@@ -158,7 +158,7 @@ def test_what_the_cluster_was_not_made_with_is_a_difference(items, variables, di
     assert {one["key"] for one in found} == different
 
 
-CONFIGURATION = tree.render(tree.TEMPLATES / "kubeadm-init.yaml.j2", api_server_settings="0a")
+CONFIGURATION = tree.render(tree.TEMPLATE_FILES["kubeadm-init.yaml.j2"], api_server_settings="0a")
 TARGET = list(yaml.safe_load_all(CONFIGURATION))[1]
 PARTS = {"kube-apiserver": "apiServer", "kube-controller-manager": "controllerManager", "kube-scheduler": "scheduler"}
 RECONCILED = [
@@ -443,7 +443,7 @@ def test_kubeadm_passes_over_the_same_checks_in_an_upgrade_as_in_the_beginning(r
 def test_kubeadm_waits_as_long_in_an_upgrade_as_in_the_beginning(timeout_s, manifests):
     # It writes the manifests anew, and into them how long their containers may take to start.
     text = tree.render(
-        tree.TEMPLATES / "kubeadm-init.yaml.j2", api_server_settings="0a", control_plane_timeout_s=timeout_s
+        tree.TEMPLATE_FILES["kubeadm-init.yaml.j2"], api_server_settings="0a", control_plane_timeout_s=timeout_s
     )
     init = list(yaml.safe_load_all(text))
     name = "__control_plane_upgrade_configuration"

@@ -6,11 +6,10 @@ import os
 import pytest
 import tree
 import yaml
-from tree import TEMPLATES, render
+from tree import TEMPLATE_FILES, render
 
 from tests.support import schemas
 
-GPU = TEMPLATES / "gpu"
 MINORS = tree.variables()["versions_by_minor"]
 MATRIX = [
     ("exclusive", "none"),
@@ -35,7 +34,7 @@ def documents(name, sharing="time-slicing", mig="none", divisions=None):
         },
         "gpu_smoke_id": "0123abcd",
     }
-    return [one for one in yaml.safe_load_all(render(GPU / name, **given)) if one]
+    return [one for one in yaml.safe_load_all(render(TEMPLATE_FILES[name], **given)) if one]
 
 
 def by_name(sharing, mig="none"):
@@ -109,11 +108,11 @@ def test_gpus_divided_anew_are_another_pod_of_the_plugin():
 
 
 def test_nodes_are_labelled_by_what_they_have():
-    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in documents("node-labels.yaml.j2", "mps")}
+    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in documents("gpu/node-labels.yaml.j2", "mps")}
     both = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
     told = {**both, "nvidia.com/gpu.product": "NVIDIA-H200"}
     assert labels == {"controlplane": told, "second.example": both, "third": {}}
-    assert "mps" not in str(documents("node-labels.yaml.j2"))
+    assert "mps" not in str(documents("gpu/node-labels.yaml.j2"))
 
 
 def test_one_kernel_proves_each_resource_of_each_node():
@@ -173,7 +172,7 @@ def test_nodes_that_share_otherwise_have_daemons_and_a_configuration_of_their_ow
     assert found["old_sets"] == ["mps-control-daemon", "device-plugin-mps-8"]
     ways = {"gpu_groups": found["groups"], "gpu_ways": found["ways"], "gpu_default_group": found["own_way"]}
     options = {"device_plugin_sharing": "time-slicing", "gpu_divisions": {}, **ways}
-    rendered = list(yaml.safe_load_all(render(GPU / "device-plugin.yaml.j2", **options)))
+    rendered = list(yaml.safe_load_all(render(TEMPLATE_FILES["device-plugin.yaml.j2"], **options)))
     objects = {f"{one['kind']}/{one['metadata']['name']}": one for one in rendered}
     assert {name for name in objects if name.startswith("DaemonSet/")} == {
         f"DaemonSet/{name}" for name in found["sets"]
@@ -194,7 +193,7 @@ def test_nodes_that_share_otherwise_have_daemons_and_a_configuration_of_their_ow
     told = {"gpu_nodes": found["nodes"], "gpu_features": {}, **options}
     labels = {
         one["metadata"]["name"]: one["metadata"]["labels"]
-        for one in yaml.safe_load_all(render(GPU / "node-labels.yaml.j2", **told))
+        for one in yaml.safe_load_all(render(TEMPLATE_FILES["gpu/node-labels.yaml.j2"], **told))
         if one
     }
     present, mps = (

@@ -117,9 +117,7 @@ def test_every_service_and_policy_selects_pods_that_exist():
     ],
 )
 def test_each_rule_sees_what_it_is_for(change, rule):
-    (good,) = [
-        one for one in cluster_objects.documents("monitoring/prometheus.yaml.j2") if one["kind"] == "Deployment"
-    ][:1]
+    (good,) = [one for one in cluster_objects.documents("prometheus.yaml.j2") if one["kind"] == "Deployment"][:1]
     assert list(policy.broken(good)) == []
     bad = copy.deepcopy(good)
     change(bad["spec"]["template"]["spec"])
@@ -134,7 +132,7 @@ def test_pods_inside_configuration_are_seen_too():
 
 
 def test_kepler_may_read_what_upstream_s_privileged_one_reads():
-    (kepler,) = [one for one in cluster_objects.documents("monitoring/kepler.yaml.j2") if one["kind"] == "DaemonSet"]
+    (kepler,) = [one for one in cluster_objects.documents("kepler.yaml.j2") if one["kind"] == "DaemonSet"]
     rights = kepler["spec"]["template"]["spec"]["containers"][0]["securityContext"]
     assert rights["appArmorProfile"] == {"type": "Unconfined"}
     assert {"SYS_PTRACE", "DAC_READ_SEARCH"} <= set(rights["capabilities"]["add"])

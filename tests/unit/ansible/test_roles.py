@@ -60,7 +60,7 @@ def test_every_role_verifies_its_own_effect(role):
 def test_every_variable_is_used(role):
     folders = ("tasks", "templates", "vars")
     files = [path for folder in folders for path in (ROOT / "roles" / role / folder).glob("*")]
-    text = "".join(path.read_text() for path in [*files, *tree.TEMPLATES.rglob("*.j2")])
+    text = "".join(path.read_text() for path in [*files, *tree.TEMPLATE_FILES.values()])
     assert [name for name in defaults(role) if not re.search(rf"\b{name}\b", text)] == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import tree
 import yaml
 from fields import EVICTION_SIGNALS, unknown
-from tree import ROOT, TEMPLATES, render
+from tree import ROOT, TEMPLATE_FILES, render
 
 CONFIGURATION = {
     "kubeadm-init.yaml.j2",
@@ -17,7 +17,6 @@ CONFIGURATION = {
     "kubelet-housekeeping.yaml.j2",
     "kubelet-serving.yaml.j2",
 }
-CUSTOM = {"calico-installation.yaml.j2"}
 JOIN = {
     "join_endpoint": "192.0.2.1:6443",
     "join_token": "a.b",
@@ -25,17 +24,11 @@ JOIN = {
     "inventory_hostname": "w",
     "api_server_settings": "0",
 }
-OBJECTS = sorted(path.name for path in TEMPLATES.glob("*.j2") if path.name not in CONFIGURATION | CUSTOM)
+OBJECTS = [f"{name}.yaml.j2" for name in ("failed-pods", "local-path", "metrics-server", "runtime-class")]
 
 
 def documents(name, **changed):
-    return [one for one in yaml.safe_load_all(render(TEMPLATES / name, **{**JOIN, **changed})) if one]
-
-
-def owned_templates():
-    """Templates of this stage; those of other stages are checked where they are rendered."""
-    used = "".join(path.read_text() for path in [*tree.task_files(), *(ROOT / "roles").glob("*/vars/main.yml")])
-    return [name for name in OBJECTS if name in used]
+    return [one for one in yaml.safe_load_all(render(TEMPLATE_FILES[name], **{**JOIN, **changed})) if one]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +264,7 @@ PLAIN = {
     "'NodePort' if service_exposure == 'nodeport' else 'ClusterIP'",
     "'mps' if mps else 'timeSlicing'",
 }
-STRUCTURED = [path for path in sorted(TEMPLATES.rglob("*.j2")) if path.name != "replicas.yaml.j2"]
+STRUCTURED = [path for path in TEMPLATE_FILES.values() if path.name != "replicas.yaml.j2"]
 STRUCTURED += [
     ROOT / f"roles/{name}.conf.j2"
     for name in ("crio/templates/crio", "crio/templates/registries", "nvidia_toolkit/templates/handler")
@@ -295,9 +288,9 @@ def from_the_command_line():
     return given
 
 
-@pytest.mark.parametrize("name", owned_templates())
+@pytest.mark.parametrize("name", OBJECTS)
 def test_numbers_and_truth_values_may_come_from_the_command_line(name):
-    assert render(TEMPLATES / name, **from_the_command_line()) == render(TEMPLATES / name)
+    assert render(TEMPLATE_FILES[name], **from_the_command_line()) == render(TEMPLATE_FILES[name])
 
 
 def test_no_arithmetic_and_no_condition_takes_a_variable_as_text():

@@ -16,7 +16,7 @@ import tree
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tree import ROOT, TEMPLATES, render
+from tree import ROOT, TEMPLATE_FILES, render
 
 from harness.spec import Timing, WorkloadSpec
 from harness.spec.replica import ReplicaSpec
@@ -253,7 +253,7 @@ def test_an_image_that_is_there_is_not_built_again(images, there):
 @pytest.mark.parametrize("egress", [True, False])
 def test_the_place_of_the_replicas_is_valid_for_every_minor(minor, egress):
     text = render(
-        TEMPLATES / "workloads/namespace.yaml.j2",
+        TEMPLATE_FILES["namespace.yaml.j2"],
         namespace_sources=["192.0.2.10", "10.244.49.64"],
         inference_namespace_egress=egress,
     )

@@ -18,6 +18,9 @@ from tests.support.module_python import module_python
 ROOT = Path(__file__).parents[3]
 ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/tasks/main.yml"))
 TEMPLATES = ROOT / "templates/kubernetes"
+# What Kubernetes or one of its programs reads, by name: what several render lies below TEMPLATES, everything else in its role.
+TEMPLATE_FILES = {path.name: path for path in sorted((ROOT / "roles").glob("*/templates/*.y*ml.j2"))}
+TEMPLATE_FILES |= {str(path.relative_to(TEMPLATES)): path for path in sorted(TEMPLATES.rglob("*.j2"))}
 MODULES = ROOT / "plugins/modules"
 OWN_MODULES = {path.stem for path in MODULES.glob("*.py")}
 ACTIONS = ROOT / "plugins/action"

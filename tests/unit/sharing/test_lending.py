@@ -28,7 +28,7 @@ def node(_lends=10, _gke=False, _notes=(), **labels):
 
 
 def plugin(sharing=None, mig="none", where="n1", replicas=4):
-    """A pod of our device plugin, as templates/kubernetes/gpu/device-plugin.yaml.j2 makes it."""
+    """A pod of our device plugin, as roles/device_plugin/templates/device-plugin.yaml.j2 makes it."""
     shared = (
         {"sharing": {sharing: {"resources": [{"name": SPEC.gpu_resource, "replicas": replicas}]}}} if sharing else {}
     )
