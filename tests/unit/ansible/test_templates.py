@@ -1,5 +1,6 @@
 """Every template, rendered with the shipped variables, against the schema of what it becomes."""
 
+import base64
 import configparser
 import json
 import re
@@ -217,12 +218,24 @@ def drop_in(role, name, **changed):
 
 
 def test_crio_is_configured_as_toml():
+    assert "global_auth_file" not in drop_in("crio", "crio.conf.j2")["crio"]["image"]
     crio = drop_in("crio", "crio.conf.j2")["crio"]
     assert crio["runtime"]["cgroup_manager"] == "systemd"
     assert crio["image"]["short_name_mode"] == "enforcing"
     assert crio["image"]["pinned_images"] == ["localhost/gpu-sharing-harness/*"]
     assert crio["image"]["pause_image"] == tree.variables()["versions"]["images"]["pause"]
     assert crio["metrics"] == {"enable_metrics": True, "metrics_host": "127.0.0.1", "metrics_port": 9537}
+
+
+def test_registries_that_want_a_login_get_it_from_a_file_of_crio_s_own():
+    logins = {"mirror.example:5000": "ada:se:cret", "other.example": "b:c"}
+    found = tree.template({"auth": (ROOT / "roles/crio/templates/auth.json.j2").read_text()}, {"crio_logins": logins})[
+        "auth"
+    ]
+    auths = json.loads(found)["auths"] if isinstance(found, str) else found["auths"]
+    assert {host: base64.b64decode(one["auth"]).decode() for host, one in auths.items()} == logins
+    image = drop_in("crio", "crio.conf.j2", crio_logins=logins, __crio_auth="/etc/crio/auth.json")["crio"]["image"]
+    assert image["global_auth_file"] == "/etc/crio/auth.json"
 
 
 def test_the_handler_has_its_monitor_or_crio_would_not_start():

@@ -120,6 +120,12 @@ def test_a_wrong_proxy_is_refused_and_not_shown(address):
         assert "cret" not in reason
 
 
+def test_a_wrong_login_is_refused_and_not_shown():
+    (reason,) = refused("mirror_logins", {"mirror.example:5000": "ada secret"})
+    assert reason.startswith("mirror_logins is not shown; it has to be")
+    assert refused("mirror_logins", {"mirror.example:5000": "ada:s:ecret"}) == []
+
+
 def test_a_secret_is_not_shown():
     (reason,) = refused("workload_image_pip", {"index-url": 'https://user:secret@host/"'})
     assert "secret" not in reason
