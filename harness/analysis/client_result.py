@@ -82,9 +82,8 @@ def evaluate(
     table = read(folder) or RequestTable(np.empty(0, ROW), ())
     requests = read_requests(table, folder, window)
     slo: Document = {}
-    if experiment.slo is not None:
-        looks = len(objective.look_times(experiment.timing))
-        judged = objective.judge(experiment.slo, requests, open_loop=workload.open_loop, looks=looks)
+    looks = len(objective.look_times(experiment.timing))
+    if judged := objective.judge_experiment(experiment, folder, requests, looks):
         slo = {"slo": judged.to_dict() | ({"looks": looks} if looks > 1 else {})}
     files: dict[str, Document] = {}
     findings: list[Finding] = []

@@ -20,9 +20,9 @@ from harness.analysis.read import ClientRequests, read_requests, times_ns
 from harness.analysis.statistics import Outcome, percentile, student
 from harness.results import layout
 from harness.results.files import read_object
-from harness.results.requests import NS_PER_MS, NS_PER_S, Window, latency_ns, read
+from harness.results.requests import NS_PER_MS, NS_PER_S, ROW, RequestTable, Window, latency_ns, read
 from harness.spec import ExperimentSpec
-from harness.spec.experiment import SloSpec
+from harness.spec.slo import SloSpec
 from harness.spec.timing import KnownMetric, Timing
 from harness.traffic.records import ABANDONED, OK, UNANSWERED
 
@@ -138,6 +138,25 @@ def decided_by_lateness(slo: Mapping[str, Any]) -> list[str]:
     return [name for name, part in slo["parts"].items() if "from_sent" in part]
 
 
+def judge_experiment(experiment: ExperimentSpec, folder: Path, requests: ClientRequests, looks: int) -> Judged | None:
+    """Hold the measured replicas, and each neighbour that has an objective, against their own; None without any.
+
+    The parts of a neighbour's have its name before theirs: ``whisper/latency_p99_ms``. Goodput is that of the measured ones.
+    Raises ResultsPathError, StorageError.
+    """
+    if experiment.slo is None:
+        return None
+    judged = judge(experiment.slo, requests, open_loop=experiment.workload.open_loop, looks=looks)
+    parts = dict(judged.parts)
+    for neighbour in experiment.neighbours:
+        if neighbour.slo is not None:
+            place = layout.neighbour_folder(folder, neighbour.name)
+            own = read_requests(read(place) or RequestTable(np.empty(0, ROW), ()), place, requests.window)
+            beside = judge(neighbour.slo, own, open_loop=neighbour.workload.open_loop, looks=looks)
+            parts |= {f"{neighbour.name}/{name}": part for name, part in beside.parts.items()}
+    return Judged(parts, judged.goodput_per_s)
+
+
 def _of_gaps(gaps: npt.NDArray[Any], limit_ns: float) -> tuple[Sample, npt.NDArray[np.float64]]:
     """The gaps between tokens, and the lengths of those that ended."""
     lengths_ns = gaps["end_ns"] - gaps["begin_ns"]
@@ -187,11 +206,11 @@ def read_objective(folder: Path) -> dict[str, Any]:
 
 
 def title_of(name: str) -> str:
-    """Of a part of the objective, for people, e.g. ``first token p99``."""
-    if name == ERRORS:
-        return "errors"
-    what, percent, _ = name.split("_")
-    return f"{_TITLES[what]} {percent}"
+    """Of a part of the objective, for people, e.g. ``first token p99``; of a neighbour's ``whisper: latency p99``."""
+    whose, _, own = name.rpartition("/")
+    what, _, rest = own.partition("_")
+    title = "errors" if own == ERRORS else f"{_TITLES[what]} {rest.removesuffix('_ms')}"
+    return f"{whose}: {title}" if whose else title
 
 
 def in_words(name: str, part: Mapping[str, Any]) -> str:
@@ -204,7 +223,7 @@ def in_words(name: str, part: Mapping[str, Any]) -> str:
         own = "unknown" if late["value"] is None else f"{late['value']:.3g} ms"
         interval += f"; without the client's own lateness {own}: {late['outcome']}"
     percent = f"{100 * part['missed_share']:.3g} %"
-    if name == ERRORS:
+    if name.endswith(ERRORS):
         return f"{title_of(name)} {percent} (limit {100 * part['limit']:.3g} %; {interval}): {part['outcome']}"
     shown = "unknown" if part["value"] is None else f"{part['value']:.3g} ms"
     return f"{title_of(name)} {shown} (limit {part['limit']:g} ms; {percent} above it, {interval}): {part['outcome']}"
@@ -309,12 +328,13 @@ class ObjectiveLooks:
         A replica that has answered nothing in the last slice hides what waits there: then nothing is decided.
         """
         self._times_s = [time_s for time_s in self._times_s if time_s > recorded_s]
-        slo, table = self._experiment.slo, read(self._folder)
-        if slo is None or table is None:
+        if (table := read(self._folder)) is None:
             return False
         window = Window(self._start_s, self._start_s + recorded_s)
         requests = read_requests(table, self._folder, window)
-        judged = judge(slo, requests, open_loop=self._experiment.workload.open_loop, looks=self._looks)
+        judged = judge_experiment(self._experiment, self._folder, requests, self._looks)
+        if judged is None:
+            return False
         self.outcome = Outcome(judged.to_dict()["outcome"])
         recent = Window(window.end_s - window.duration_s / SLICES, window.end_s)
         answering = set(table.rows["replica"][recent.holds(table.rows["end_ns"])].tolist())

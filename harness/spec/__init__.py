@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.spec.campaign import CampaignSpec, Order
     from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
-    from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath, SloSpec
+    from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath
     from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, SharingBy, WorkloadKind
     from harness.spec.pods import Toleration
     from harness.spec.scenario import ScenarioKind, ScenarioSpec
     from harness.spec.server import ServerSpec
     from harness.spec.sharing import MpsLimits, MpsSpec, Sharing
+    from harness.spec.slo import SloSpec
     from harness.spec.stress import StressLoad, StressSpec
     from harness.spec.sweep import SweepSpec, SweptLoad
     from harness.spec.timing import FIRST_LOOK, MOST_REPEATS, Repeats, StopWhenKnown, Timing, UntilKnown
@@ -29,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULES = (
-    *("workload", "server", "scenario", "timing", "sharing", "condition", "sweep", "experiment", "stress"),
+    *("workload", "server", "scenario", "timing", "slo", "sharing", "condition", "sweep", "experiment", "stress"),
     *("pods", "kubernetes", "campaign"),
 )
 

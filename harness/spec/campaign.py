@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from harness.spec.condition import ConditionSpec, Replicas
-from harness.spec.experiment import CellSpec, Limits, SloSpec
+from harness.spec.experiment import CellSpec, Limits
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import KUBERNETES, LOCAL, Apart, Lacking, OneOrSeveral, StrictModel, checked
 from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import Interval, Mode, Modes, MpsSpec, Sharing, settings_under
+from harness.spec.slo import SloSpec
 from harness.spec.stress import StressLoad, StressSpec
 from harness.spec.sweep import Per, SweepSpec, SweptLoad
 from harness.spec.timing import (
@@ -160,6 +161,14 @@ class CampaignSpec(StrictModel):
             test_s = (scenario.duration_s if scenario else None) or 0.0
             if test_s > self.timing.record_s:
                 yield f"the scenario of {name} has duration_s {test_s:g}, above timing.record_s {self.timing.record_s:g}."
+
+    @checked
+    def _neighbours_can_be(self) -> Iterator[str]:
+        for neighbour in (neighbour for condition in self.conditions for neighbour in condition.neighbours):
+            if neighbour.slo and self.slo is None:
+                yield f"`conditions`: {neighbour.name} has an objective, and the measured workloads have none: give the campaign's `slo`."
+            if neighbour.workload.server and self.backend != LOCAL:
+                yield f"`conditions`: {neighbour.name} is a server of your own, which runs beside others on this machine alone (backend local)."
 
     @checked
     def _objective_can_be_waited_for(self) -> Iterator[str]:

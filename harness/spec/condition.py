@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from harness.spec.model import LOCAL, Apart, Lacking, StrictModel, Text, VariableName, checked
 from harness.spec.pods import ImageReference
 from harness.spec.scenario import ScenarioKind
+from harness.spec.slo import SloSpec
 from harness.spec.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
 
 MAX_REPLICAS = 256
@@ -27,6 +28,12 @@ class NeighbourSpec(StrictModel):
 
     workload: WorkloadSpec = Field(description="What it runs; all fields of a workload.")
     replicas: Replicas = Field(1, description="How many of it.")
+    slo: SloSpec | None = Field(None, description="Its own objective, decided beside the campaign's `slo`; null: none.")
+
+    @checked
+    def _limits_what_it_has(self) -> Iterator[str]:
+        if self.slo and self.slo.of_tokens and not (self.workload.server and self.workload.server.streams):
+            yield f"`slo` limits times of tokens, and answers of {self.name} are no streams."
 
     @property
     def name(self) -> str:
@@ -46,8 +53,8 @@ class NeighbourSpec(StrictModel):
     def _works_by_itself(cls, workload: WorkloadSpec) -> WorkloadSpec:
         if workload.scenario is not None and workload.scenario.kind is ScenarioKind.HTTP:
             raise ValueError("a neighbour cannot have scenario http: the clients send to the measured replicas alone.")
-        if workload.server is not None:
-            raise ValueError("a neighbour cannot be a server of your own yet: take a built-in workload.")
+        if workload.server is not None and not workload.server.of_this_machine:
+            raise ValueError("a neighbour that is a server of your own needs a `command`: no `url` and no `image`.")
         return workload
 
 

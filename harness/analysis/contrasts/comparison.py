@@ -155,7 +155,7 @@ class Comparison:
 
     def name_of(self, cell: Cell) -> str:
         """Of its workload here."""
-        return ALL_WORKLOADS if self.by is By.WORKLOAD else cell.workload
+        return _across(cell) if self.by is By.WORKLOAD else cell.workload
 
     def gpu_alone(self, arm: Arm, workload: str) -> Cell | None:
         """The configuration of one replica with the GPU to itself: of the exclusive mode, else under the arm's own; None without one."""
@@ -329,9 +329,9 @@ def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
         for cell in analysis.cells:
             if cell.used and _has_side(mode_of(cell.sharing), by):
                 of_all = by is By.WORKLOAD
-                axes = (name if by is By.CAMPAIGN else "", cell.workload if of_all else "", cell.mode, cell.condition)
+                axes = (name if by is By.CAMPAIGN else "", _family(cell) if of_all else "", cell.mode, cell.condition)
                 sharing[cell.mode] = cell.sharing
-                key = CellKey(ALL_WORKLOADS if of_all else cell.workload, cell.replicas)
+                key = CellKey(_across(cell) if of_all else cell.workload, cell.replicas)
                 members.setdefault(axes, {}).setdefault(key, []).append(cell)
     side = {By.CAMPAIGN: 0, By.WORKLOAD: 1, By.CONDITION: 3}.get(by, MODE)
     varying = [place for place in range(4) if len({axes[place] for axes in members}) > 1]
@@ -351,6 +351,16 @@ def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
         )
         for axes in sorted(members, key=rank)
     ]
+
+
+def _across(cell: Cell) -> str:
+    """What workloads are compared under: the load, where the campaign sweeps one."""
+    return cell.load.in_words if cell.load else ALL_WORKLOADS
+
+
+def _family(cell: Cell) -> str:
+    """The workload without its load."""
+    return cell.experiments[0].data.manifest.experiment.workload.family if cell.load else cell.workload
 
 
 def _has_side(mode: SharingMode, by: By) -> bool:

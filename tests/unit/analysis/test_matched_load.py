@@ -8,6 +8,7 @@ import pytest
 
 from harness.analysis import summary
 from harness.analysis.campaign import analyse
+from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.questions.matched_load import PER_GPU, PER_USER, load_sweeps
 from harness.analysis.report import report_of
 from harness.spec import CampaignSpec
@@ -110,3 +111,24 @@ def test_without_a_sweep_there_is_no_such_section(tmp_path):
     plain = spec(sweep=None, sharing=["time-slicing"], replicas=[1], repeats=1)
     folder = write_streams(tmp_path / "plain", plain, lambda *_: (np.full(100, 50.0), np.full(100, 10.0)))
     assert load_sweeps(analyse(folder)) == []
+
+
+def test_two_engines_are_compared_at_each_load(tmp_path):
+    engine = {"command": ["serve", "{port}"], "protocol": "openai-chat"}
+    workloads = [{"name": name, "server": engine} for name in ("one-engine", "other-engine")]
+    two = spec(workloads=workloads, sharing=["mps"], replicas=[1])
+
+    def half_as_fast(experiment, replica):
+        ttft_ms, tpot_ms = answers(experiment, replica)
+        slow = experiment.workload.family == "other-engine"
+        return (ttft_ms[::2], 2 * tpot_ms[::2]) if slow else (ttft_ms, tpot_ms)
+
+    comparison = gather([write_streams(tmp_path / "two", two, half_as_fast)], By.WORKLOAD, unlike=True)
+
+    assert comparison.sides == ["one-engine", "other-engine"]
+    tpot = {test.key.workload: test.contrast for test in comparison.tests if test.contrast.metric == "tpot_p50_exact"}
+    assert list(tpot) == ["4 resident requests per GPU", "16 resident requests per GPU"]
+    for contrast in tpot.values():
+        assert contrast.ratio.low > 1
+        assert contrast.ratio.mean == pytest.approx(2, rel=0.01)
+        assert contrast.significant

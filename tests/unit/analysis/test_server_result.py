@@ -11,7 +11,7 @@ from harness.analysis.objective import SLICES, in_sentences, share_interval
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.results.requests import CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
-from harness.spec import Sharing, SloSpec, WorkloadSpec
+from harness.spec import ConditionSpec, NeighbourSpec, Sharing, SloSpec, WorkloadSpec
 from harness.traffic.records import CLIENT_FIELDS
 from tests.support.experiments import experiment
 
@@ -210,6 +210,23 @@ def test_an_objective_of_a_model_of_our_own_is_judged_by_its_latencies(tmp_path)
     tighter = spec.model_copy(update={"slo": SloSpec(latency_p50_ms=6)})
     failed = evaluate(tighter, tmp_path, WINDOW, statuses=[], provenance=None).files[SLO]["slo"]
     assert (failed["outcome"], failed["goodput_per_s"]) == ("fail", 0)
+
+
+def test_a_neighbour_is_held_to_its_own_objective(tmp_path):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(1000)])
+    replica(tmp_path / "neighbours" / "small", 0, [(t, 20, 4, 1, 200) for t in ends(1000)])
+    server = WorkloadSpec.model_validate({"name": "small", "server": SERVER})
+
+    def outcomes(limit_ms):
+        beside = NeighbourSpec(workload=server, slo=SloSpec(ttft_p99_ms=limit_ms))
+        spec = experiment(workload=server, condition=ConditionSpec(name="beside", neighbours=[beside]))
+        spec = spec.model_copy(update={"slo": SloSpec(latency_p99_ms=150)})
+        slo = evaluate(spec, tmp_path, WINDOW, statuses=[], provenance=None).files[SERVER_JSON]["slo"]
+        return slo["outcome"], {name: part["outcome"] for name, part in slo["parts"].items()}, slo["goodput_per_s"]
+
+    assert outcomes(5) == ("pass", {"latency_p99_ms": "pass", "small/ttft_p99_ms": "pass"}, 100)
+    assert outcomes(3) == ("fail", {"latency_p99_ms": "pass", "small/ttft_p99_ms": "fail"}, 100)
+    assert objective.title_of("small/ttft_p99_ms") == "small: first token p99"
 
 
 def late_by(folder, late_ms):

@@ -245,10 +245,23 @@ def test_of_a_server_that_runs_already_only_what_can_be_seen_is_recorded():
         expand(there.model_copy(update={"metrics": ["throughput", "gpu_power"]}))
 
 
-def test_a_neighbour_is_no_server():
-    beside = [{"name": "b", "neighbours": [{"workload": {"name": "llm", "server": SERVER}}]}]
-    text = {"name": "mine", "workloads": [{"name": "resnet50"}], "replicas": [1], "conditions": beside}
-    with pytest.raises(CampaignFileError, match="a neighbour cannot be a server"):
+@pytest.mark.parametrize(
+    ("neighbour", "campaign", "why"),
+    [
+        ({"workload": {"name": "llm", "server": RUNNING}}, {}, "needs a `command`: no `url`"),
+        (
+            {"workload": {"name": "llm", "server": SERVER}},
+            {"backend": "kubernetes", "kubernetes": {}},
+            "on this machine",
+        ),
+        ({"workload": {"name": "whisper"}, "slo": {"ttft_p99_ms": 5}}, {}, "answers of whisper are no streams"),
+        ({"workload": {"name": "whisper"}, "slo": {"latency_p99_ms": 5}}, {}, "give the campaign's `slo`"),
+    ],
+)
+def test_a_neighbour_that_cannot_be_one_is_refused(neighbour, campaign, why):
+    beside = [{"name": "b", "neighbours": [neighbour]}]
+    text = {"name": "mine", "workloads": [{"name": "resnet50"}], "replicas": [1], "conditions": beside, **campaign}
+    with pytest.raises(CampaignFileError, match=why):
         parse_campaign(yaml.safe_dump(text), origin="c.yaml")
 
 
