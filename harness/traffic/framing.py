@@ -187,6 +187,6 @@ def framing_of(head: AnswerHead, begin: bytes) -> Framing:
     if _JSON in kind:
         return WholeBody()
     start = begin.removeprefix(_BOM).lstrip()
-    if start.startswith(_BEGINS_EVENTS):
+    if start.startswith(_BEGINS_EVENTS) or (start and any(field.startswith(start) for field in _BEGINS_EVENTS)):
         return ServerSentEvents()
     return JsonLines() if start.startswith(b"{") else WholeBody()

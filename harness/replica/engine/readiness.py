@@ -102,13 +102,11 @@ class Readiness:
         self._note(seen + (f" (the server listens on {places})" if places else ""), final=at_our_port)
 
     def _where_it_listens(self) -> list[Listening]:
-        """Instead: its processes' sockets, or any at that port of another address."""
-        files = _files_of_session(self._session) if self._session is not None else set()
-        return [
-            place
-            for place in listening()
-            if place.file in files or (place.port == self._port and place.address not in _ANYWHERE)
-        ]
+        """Instead: its processes' sockets; where they are not ours to see, as in a pod, whatever has that port of another address."""
+        if self._session is None:
+            return [place for place in listening() if place.port == self._port and place.address not in _ANYWHERE]
+        files = _files_of_session(self._session)
+        return [place for place in listening() if place.file in files]
 
     def _note(self, seen: str, *, final: bool) -> None:
         now_s = time.monotonic()

@@ -190,7 +190,8 @@ def test_the_list_has_all_that_the_workloads_import_when_they_are_loaded():
     of = {**packages_distributions(), "mlperf_loadgen": {"mlcommons-loadgen"}, "triton": {"torch"}}
     imported = {
         name.partition(".")[0]
-        for path in (ROOT / "harness/replica").rglob("*.py")
+        for part in ("replica", "traffic")
+        for path in (ROOT / "harness" / part).rglob("*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Import | ast.ImportFrom)
         for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [node.module])
@@ -198,7 +199,7 @@ def test_the_list_has_all_that_the_workloads_import_when_they_are_loaded():
     listed = set(pins(ROLE / "files/requirements.txt"))
     # Triton comes along with torch's CUDA build.
     missing = {name for name in imported - {"harness"} if not listed & set(map(canonicalize_name, of.get(name, ())))}
-    assert {"torch", "numpy", "PIL"} <= imported
+    assert {"torch", "numpy", "PIL", "httptools"} <= imported
     assert missing == set()
 
 

@@ -56,6 +56,14 @@ def test_it_is_ready_when_the_path_answers_200_and_what_was_seen_before_is_said_
 
 
 @pytest.mark.usefixtures("settled")
+def test_what_another_program_has_of_the_port_ends_nothing(listens):
+    port, _ = listens("127.0.0.2")
+    _, own = listens(HOST)
+    waiting = Readiness(TCP, port, session=own)
+    assert [waiting.holds() for _ in range(3)] == [False] * 3
+
+
+@pytest.mark.usefixtures("settled")
 def test_an_answer_that_may_change_is_waited_for_however_long():
     for status in ("404 No", "400 Not ready", "503 Loading", "429 Wait", "500 No"):
         with RawServer(whole(b"", status=status)) as server:

@@ -89,6 +89,8 @@ def test_a_whole_body_is_one_event():
         ("application/json", b"data: {}", "whole"),
         ("text/plain", b'data: {"a": 1}', "events"),
         ("", b"\xef\xbb\xbf: ping", "events"),
+        ("", b"dat", "events"),
+        ("", b"", "whole"),
         ("application/octet-stream", b'{"a": 1}\n', "lines"),
         ("text/html", b"<html>", "whole"),
     ],
