@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.spec.server import CHATS, LANGUAGE, ServerSpec
+from harness.spec.server import CHATS, LANGUAGE, Protocol, ServerSpec
 from harness.spec.server_requests import LengthSpec
 from harness.traffic.datasets import MS_PER_S, SCALE_MS, Conversation, Dataset, most_turns
 from harness.traffic.protocols import UNKNOWN, Question, body_of
@@ -107,7 +107,9 @@ class Writer:
         if turn.messages is not None or turn.body is not None:
             question = Question(output_tokens=output_tokens, messages=turn.messages, body=self._body(turn))
             return self._with_extra(question, turn), []
-        said = [{"role": "system", "content": turn.system}] if turn.system else []
+        system = turn.system if self._server.protocol is not Protocol.ANTHROPIC else ""  # which takes none as a message
+        text = "\n".join((turn.system, str(text))) if turn.system != system else text
+        said = [{"role": "system", "content": system}] if system else []
         before = [*history, *said]
         question = Question(output_tokens=output_tokens, prompt=text, input_tokens=UNKNOWN if before else tokens)
         if before and self._server.protocol in CHATS:

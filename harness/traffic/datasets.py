@@ -242,7 +242,8 @@ def _read_facts(
     path: Path, _version: tuple[int, int], unit: str | None, factor: float, turns: int | None
 ) -> tuple[LoadFacts, Counter[str]]:
     """Those of one pass, and how many requests have each kind of content. ``factor`` 0: the times are not used."""
-    dataset, tally, content, tokens = Dataset(path, unit, timed=bool(factor)), Tally(), Counter[str](), Counter[str]()
+    dataset, tally, content = Dataset(path, unit, timed=bool(factor)), Tally(), Counter[str]()
+    inputs, outputs = _Mean(), _Mean()
     most = turns or (None if dataset.shape.sessions else 1)
     rate = _Rate(factor)
     requests = sessions = 0
@@ -251,17 +252,15 @@ def _read_facts(
         requests += len(asked_turns)
         sessions += len(asked_turns) > 1
         for turn in asked_turns:
-            content["messages"] += turn.messages is not None
-            if turn.url:
+            inputs.add(turn.input_tokens)
+            outputs.add(turn.output_tokens)
+            if turn.messages is not None:
+                content["messages"] += 1
+            elif turn.url:
                 content[turn.url] += 1
-            for name, count in (("input", turn.input_tokens), ("output", turn.output_tokens)):
-                if count != UNKNOWN:
-                    tokens[name] += count
-                    tokens[f"{name} known"] += 1
         rate.add(conversation.at_ms)
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    means = {name: tokens[name] / known if (known := tokens[f"{name} known"]) else None for name in ("input", "output")}
     facts = LoadFacts(
         file=path.name,
         sha256=digest,
@@ -271,10 +270,26 @@ def _read_facts(
         dropped=dict(tally.dropped),
         first_unreadable=tally.first_unreadable,
         out_of_order=tally.out_of_order,
-        input_tokens=means["input"],
-        output_tokens=means["output"],
+        input_tokens=inputs.value,
+        output_tokens=outputs.value,
     )
     return (facts.model_copy(update=rate.facts(dataset)) if factor else facts), content
+
+
+class _Mean:
+    """Of those that are known."""
+
+    def __init__(self) -> None:
+        self._sum = self._number = 0
+
+    def add(self, count: int) -> None:
+        if count != UNKNOWN:
+            self._sum += count
+            self._number += 1
+
+    @property
+    def value(self) -> float | None:
+        return self._sum / self._number if self._number else None
 
 
 class _Rate:

@@ -106,7 +106,7 @@ def _of_lines(file: Iterable[bytes]) -> Iterator[Record]:
 
 def _parsed(number: int, line: bytes) -> Record:
     try:
-        return Record(number, json.loads(line))
+        return Record(number, json.loads(line.decode()))
     except UnicodeDecodeError:
         return Record(number, None, "it is not UTF-8")
     except (ValueError, RecursionError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 from harness.traffic.arrivals import NS_PER_S
 from harness.traffic.clients import Client
 from harness.traffic.protocols import Question
-from harness.traffic.records import ABANDONED, NOT_SENT, OK, Exchange
+from harness.traffic.records import ABANDONED, CANCELLED, NOT_SENT, OK, Exchange
 
 POLL_S = 0.05
 PAUSE_AFTER_FAILURE_S = 0.1
@@ -127,7 +127,7 @@ class LoadLoop:
             self._begin(question, Exchange(time.perf_counter_ns()), self._ask_after)
 
     def _ask_after(self, exchange: Exchange) -> None:
-        if exchange.status == OK:
+        if exchange.status in {OK, CANCELLED}:
             self._ask_next()
         else:
             asyncio.get_running_loop().call_later(PAUSE_AFTER_FAILURE_S, self._or_fail, self._ask_next)

@@ -21,6 +21,7 @@ FAILED, NO_QUESTION, UNREADABLE = "failed", "no-question", "unreadable"
 """Why records are dropped: a request of 0 tokens, which failed where it was logged; nobody asks anything; it is no record."""
 BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 _TEXT = ("prompt", "text", "text_input", "instruction", "question", "input")
+_TEXTS = frozenset(_TEXT)
 _INPUT = ("input_length", "input_tokens", "prompt_tokens_count", "ContextTokens", "Request tokens")
 _OUTPUT = ("output_tokens", "output_length", "output_tokens_count", "GeneratedTokens", "Response tokens")
 _AT = ("timestamp", "TIMESTAMP", "Timestamp")
@@ -128,7 +129,7 @@ def _one_turn(record: Mapping[str, Any]) -> Turn:
         delay_ms=_time(record, ("delay",)),
         extra=_of_kind(record, "extra", dict, "an object") if record.get("extra") else None,
     )
-    if not record.keys().isdisjoint(_MEDIA):
+    if not _MEDIA.isdisjoint(record):
         raise WrongValueError("images and sounds of a file are read in `messages` or `body` alone: put them there")
     return _with_content(turn, record)
 
@@ -144,7 +145,7 @@ def _with_content(turn: Turn, record: Mapping[str, Any]) -> Turn:
                 "message_mode delta needs the answers of the server, which are not kept: write the history out"
             )
         return replace(turn, messages=_of_kind(record, "messages", list, "a list of messages that is not empty"))
-    key = next((key for key in _TEXT if key in record), None)
+    key = None if _TEXTS.isdisjoint(record) else next(key for key in _TEXT if key in record)
     if key is not None:
         prompt = record[key]
         if prompt == "":
@@ -210,11 +211,22 @@ def _of_kind(record: Mapping[str, Any], key: str, kind: type, words: str) -> Any
     return value
 
 
+def _given(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of the names that the record has."""
+    for name in names:
+        if record.get(name) is not None:
+            return name
+    return None
+
+
 def _count(record: Mapping[str, Any], names: Sequence[str]) -> int:
     """A number of tokens, 10.0 for 10 too; UNKNOWN where the record has none."""
-    name = next((name for name in names if record.get(name) is not None), None)
+    name = _given(record, names)
     if name is None:
         return UNKNOWN
+    value = record[name]
+    if type(value) is int and 0 <= value <= MOST_TOKENS:  # nearly all of millions
+        return value
     value = _number(record, name)
     if value != int(value):
         raise WrongValueError(f"{name} must be a whole number, and is {_shown(record[name])}")
@@ -238,7 +250,7 @@ def _number(record: Mapping[str, Any], name: str) -> float:
 
 
 def _time(record: Mapping[str, Any], names: Sequence[str] = _AT) -> float | None:
-    name = next((name for name in names if record.get(name) is not None), None)
+    name = _given(record, names)
     if name is None:
         return None
     if name == "TIMESTAMP":  # Azure's dates

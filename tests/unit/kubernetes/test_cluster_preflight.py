@@ -350,7 +350,7 @@ def test_what_asks_a_server_that_runs_already_needs_jobs_and_files_need_config_m
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{}", "texts.jsonl:1: a line is a JSON object with `prompt`, `messages` or `body`"),
+        ("{}", "texts.jsonl:1: input_length is missing"),
         ('{"prompt": "much"}', "are larger than 0.016 MB when compressed, and no more is carried into a pod"),
     ],
 )
