@@ -161,6 +161,10 @@ def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str =
 
 _OF_TOKENS = {
     "ttft": ("First token", "From the intended time of a request to its first token"),
+    "ttfo": (
+        "First answer token",
+        "From the intended time of a request to the first token of its answer that is no reasoning",
+    ),
     "tpot": ("Time per token", "Mean time of each token of an answer after the first"),
     "itl": ("Gap between tokens", "From one token of an answer to the next"),
 }
