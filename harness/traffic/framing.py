@@ -84,12 +84,17 @@ class ServerSentEvents(Framing):
         """See Framing."""
         if self._after_cr or b"\r" in piece:
             piece = self._with_lf(piece)
-        if b"\n" not in piece:
+        end = piece.find(b"\n")
+        if end < 0:
             self._rest.append(piece)
             return []
+        if end == len(piece) - 2 and piece[-1:] == b"\n" and piece[:6] == b"data: " and not self._pending:
+            self._begins = False
+            return [Event(piece[6:-2], arrived_ns)]  # nearly all pieces: one event of one line
         first, *lines = piece.split(b"\n")
         lines.insert(0, b"".join((*self._rest, first)))
-        self._rest = [lines.pop()]
+        last = lines.pop()
+        self._rest = [last] if last else []
         if self._begins:
             self._begins = False
             lines[0] = lines[0].removeprefix(_BOM)
@@ -113,6 +118,11 @@ class ServerSentEvents(Framing):
         """The last event, where it is not complete; comments, ids and names alone are none."""
         rest = b"".join(self._rest)
         return b"\n".join([*self._data, *([rest] if rest and not rest.startswith(b":") else [])])
+
+    @property
+    def _pending(self) -> bool:
+        """An event has begun."""
+        return bool(self._rest or self._data or self._name)
 
     def _with_lf(self, piece: bytes) -> bytes:
         """The same with LF at the end of each line. A CR ends one at once; the LF of a pair may come in the next piece."""
