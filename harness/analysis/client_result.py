@@ -303,7 +303,9 @@ def _failed(failed: Mapping[str, int], requests: int, whose: str, first: str = "
 def _late(requests: ClientRequests, results: Mapping[str, Any], who: str, slo: Document) -> list[Finding]:
     """Whoever sends was late by more than what can be neglected beside the latency, the first token and the limits, or decides one."""
     late_ms = results.get("send_error_ms", {}).get("p99")
-    times_ms = [p99 for what in ("latency_ms", "ttft_ms") if (p99 := results.get(what, {}).get("p99")) is not None]
+    times_ms = [
+        p99 for what in ("latency_ms", "ttft_ms", "ttfo_ms") if (p99 := results.get(what, {}).get("p99")) is not None
+    ]
     parts = slo["slo"]["parts"] if slo else {}
     times_ms += [part["limit"] for name, part in parts.items() if name.startswith(("latency", "ttf"))]
     decided = objective.decided_by_lateness(slo["slo"]) if slo else []

@@ -18,13 +18,14 @@ import numpy.typing as npt
 
 from harness.analysis.read import ClientRequests, read_requests, times_ns
 from harness.analysis.statistics import Outcome, percentile, student
+from harness.analysis.statistics.distributions import Floats
 from harness.results import layout
 from harness.results.files import read_object
-from harness.results.requests import NS_PER_MS, NS_PER_S, ROW, RequestTable, Window, latency_ns, read
+from harness.results.requests import NS_PER_MS, NS_PER_S, ROW, RequestTable, Rows, Window, latency_ns, read
 from harness.spec import ExperimentSpec
 from harness.spec.slo import SloSpec
 from harness.spec.timing import KnownMetric, Timing
-from harness.traffic.records import ABANDONED, OK, UNANSWERED
+from harness.traffic.records import ABANDONED, OK, UNANSWERED, TokenSource
 
 FILE_NAME = "slo.json"
 """Of every workload but a server of the user's own, whose objective is in ``server.json``."""
@@ -34,7 +35,13 @@ SLICES = 20
 NORMAL, STUDENT = 1.959964, 2.093024
 """97.5 % of a normal variable, and of Student's with a freedom of one less than the slices, lie below."""
 ERRORS = "error_rate"
-_TITLES = {"ttft": "first token", "itl": "inter-token", "tpot": "time per token", "latency": "latency"}
+_TITLES = {
+    "ttft": "first token",
+    "ttfo": "first token of the answer",
+    "itl": "inter-token",
+    "tpot": "time per token",
+    "latency": "latency",
+}
 LOOK_GROWTH = 1.25
 """From one look at an objective to the next."""
 MOST_TOLD = 4
@@ -48,7 +55,8 @@ Part = dict[str, Any]
 errors; None: nothing was measured), ``missed_share`` of the requests, its ``interval`` (were all that is ``undecided`` to meet the
 limit, and to miss it), ``allowed_share``, and the ``outcome`` by the interval alone. Where that would be another one without the
 client's own lateness, it is not decidable, and ``from_sent`` has value and outcome from the instants of sending."""
-_FROM_INTENDED = frozenset({"ttft", "latency"})
+_FIRST = frozenset({"ttft", "ttfo"})
+_FROM_INTENDED = _FIRST | {"latency"}
 
 
 class Sample(NamedTuple):
@@ -99,11 +107,8 @@ def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool, looks: int
             met &= every["itl_p99_ns"] <= limit_ns
             sample, shown_ns = _of_gaps(requests.gaps, limit_ns)
         else:
-            values_ns = times_ns(every, what)
-            known = well | (abandoned & (what == "ttft") & ~np.isnan(values_ns))
-            within = known & ~(values_ns > limit_ns)
+            values_ns, known, within, undecided = _of_times(every, what, limit_ns)
             met &= within
-            undecided = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
             shown_ns = values_ns[known & ~np.isnan(values_ns)]
             sample = Sample(every["intended_ns"], every["end_ns"], ~within & ~undecided, undecided, in_vain)
         parts[name] = _part(sample, shown_ns, window, limit_ms, quantile, looks)
@@ -117,6 +122,25 @@ def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool, looks: int
         part = _missed(sample, window, slo.error_rate, looks)
         parts[ERRORS] = {"limit": slo.error_rate, "value": part["missed_share"], **part}
     return Judged(parts, int(met[: len(requests.rows)].sum()) / window.duration_s)
+
+
+def _of_times(every: Rows, what: str, limit_ns: float) -> tuple[Floats, Bools, Bools, Bools]:
+    """The times of requests, of which of them they are known by now, and which meet the limit, or might.
+
+    An answer of one token has no time per token, and meets the limit; one that never came to its answer proper misses that of its first
+    token. Where tokens were counted that nobody was sent, or no answer at all has such a time, it was not measured, and nothing is decided.
+    """
+    well, abandoned = every["status"] == OK, every["status"] == ABANDONED
+    values_ns = times_ns(every, what)
+    measured = ~np.isnan(values_ns)
+    known = well | (abandoned & (what in _FIRST) & measured)
+    unmeasured = known & ~measured & (not (known & measured).any())
+    if what == "tpot":
+        unmeasured |= known & (every["token_source"] == TokenSource.USAGE_WITH_HIDDEN)
+    never = known & ~measured & (what == "ttfo")
+    within = known & ~unmeasured & ~never & ~(values_ns > limit_ns)
+    young = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
+    return values_ns, known, within, unmeasured | young
 
 
 def _part(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SET_ASIDE = (CANCELLED, NOT_SENT)
 _NO_REQUEST = "no request ended within the recording"
 _NO_STREAM = "the answers were no streams of tokens"
+_NO_ANSWER = "no answer has a first token after reasoning, or an earlier version recorded, which did not tell it apart"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 _GAP = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("status", "<i8")])
 
@@ -87,7 +88,9 @@ class ClientRequests:
             values_ns = times_ns(self.rows if what == "send_error" else self.well, what)
         values: Floats = values_ns[~np.isnan(values_ns)] / NS_PER_S
         if not len(values):
-            raise NotMeasuredError(_NO_STREAM if len(self.well) else _NO_REQUEST)
+            streamed = (self.well["first_token_ns"] >= 0).any()
+            absent = _NO_ANSWER if what == "ttfo" and streamed else _NO_STREAM
+            raise NotMeasuredError(absent if len(self.well) else _NO_REQUEST)
         return values
 
     def tokens_per_s(self, column: str) -> float:

@@ -77,7 +77,7 @@ class CampaignSpec(StrictModel):
     replicas: Annotated[list[Replicas], Apart] = Field(min_length=1, description="Counts to compare, e.g. [1, 3, 8].")
     slo: SloSpec | None = Field(
         None,
-        description="Objective, decided from each experiment: ttft, itl and tpot of streams, latency of any workload, each at p50, "
+        description="Objective, decided from each experiment: ttft, ttfo, itl and tpot of streams, latency of any workload, each at p50, "
         "p90, p95 or p99, in milliseconds, and the error_rate; null means none. E.g. "
         "{ttft_p99_ms: 200, itl_p99_ms: 50, latency_p99_ms: 5000, error_rate: 0.001}.",
     )

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from harness.spec.model import Fraction, Positive, StrictModel, checked
 
-_OF_TOKENS = frozenset({"ttft", "itl", "tpot"})
+_OF_TOKENS = frozenset({"ttft", "ttfo", "itl", "tpot"})
 
 
 def _limit(percent: int, what: str) -> float | None:
@@ -18,6 +18,7 @@ def _limit(percent: int, what: str) -> float | None:
 
 _LATENCY = "the requests are answered"
 _TTFT = "the requests have their first token"
+_TTFO = "the requests have the first token of their answer, after reasoning,"
 _ITL = "the gaps between two tokens are"
 _TPOT = "the answers have a mean time per token after the first"
 
@@ -29,6 +30,10 @@ class SloSpec(StrictModel):
     ttft_p90_ms: Positive | None = _limit(90, _TTFT)
     ttft_p95_ms: Positive | None = _limit(95, _TTFT)
     ttft_p99_ms: Positive | None = _limit(99, _TTFT)
+    ttfo_p50_ms: Positive | None = _limit(50, _TTFO)
+    ttfo_p90_ms: Positive | None = _limit(90, _TTFO)
+    ttfo_p95_ms: Positive | None = _limit(95, _TTFO)
+    ttfo_p99_ms: Positive | None = _limit(99, _TTFO)
     itl_p50_ms: Positive | None = _limit(50, _ITL)
     itl_p90_ms: Positive | None = _limit(90, _ITL)
     itl_p95_ms: Positive | None = _limit(95, _ITL)
@@ -49,7 +54,7 @@ class SloSpec(StrictModel):
             yield "it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms or error_rate."
 
     def limits(self) -> Iterator[tuple[str, str, float, float]]:
-        """Name, what of a request is limited (``latency``, ``ttft``, ``itl``, ``tpot``), quantile, and limit in milliseconds."""
+        """Name, what of a request is limited (``latency``, ``ttft``, ``ttfo``, ``itl``, ``tpot``), quantile, and limit in milliseconds."""
         for name, value in self.model_dump(exclude_none=True, exclude={"error_rate"}).items():
             what, percent, _ = name.split("_")
             yield name, what, int(percent[1:]) / 100, value

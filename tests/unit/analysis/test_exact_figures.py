@@ -46,13 +46,14 @@ def of_the_table(folder, what, quantile):
     values = {
         "latency": rows["end_ns"] - rows["intended_ns"],
         "ttft": rows["first_token_ns"] - rows["intended_ns"],
+        "ttfo": rows["first_answer_ns"] - rows["intended_ns"],
         "tpot": spent / (rows["output_tokens"] - 1),
         "itl": between["gap_ns"][window.holds(between["start_ns"] + between["gap_ns"])],
     }[what]
     return np.sort(values)[nearest_rank(len(values), quantile) - 1] / NS_PER_S
 
 
-@pytest.mark.parametrize("what", ["ttft", "itl", "tpot", "latency"])
+@pytest.mark.parametrize("what", ["ttft", "ttfo", "itl", "tpot", "latency"])
 def test_the_summary_has_the_quantiles_of_the_request_table(analysis, what):
     lines = {line["measure"]: line for line in csv.DictReader(io.StringIO(summary.table(analysis).csv()))}
     for percent, quantile in PERCENTS.items():

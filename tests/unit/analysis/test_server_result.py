@@ -10,9 +10,9 @@ from harness.analysis.client_result import SLO, evaluate
 from harness.analysis.objective import SLICES, in_sentences, share_interval
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
-from harness.results.requests import CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
+from harness.results.requests import ANSWER, ANSWERS_LOG, CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
 from harness.spec import ConditionSpec, NeighbourSpec, Sharing, SloSpec, WorkloadSpec
-from harness.traffic.records import CLIENT_FIELDS
+from harness.traffic.records import CLIENT_FIELDS, NONE, TokenSource
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -210,6 +210,44 @@ def test_an_objective_of_a_model_of_our_own_is_judged_by_its_latencies(tmp_path)
     tighter = spec.model_copy(update={"slo": SloSpec(latency_p50_ms=6)})
     failed = evaluate(tighter, tmp_path, WINDOW, statuses=[], provenance=None).files[SLO]["slo"]
     assert (failed["outcome"], failed["goodput_per_s"]) == ("fail", 0)
+
+
+def answered(folder, ttfo_ms, source=TokenSource.USAGE):
+    """What beside the requests of replica 0 says of their answers: the first token after reasoning, and who counted the tokens."""
+    records = np.zeros(len(ttfo_ms), ANSWER)
+    records["ttfo_ns"] = [NONE if value is None else round(value * MS) for value in ttfo_ms]
+    records["pieces"], records["token_source"], records["tokenizer_tokens"] = 20, source, 10
+    records.tofile(folder / "replicas" / "replica-0" / ANSWERS_LOG)
+
+
+@pytest.mark.parametrize(
+    ("ttfo_ms", "outcome", "value"),
+    [
+        ([80] * 1000, "pass", 80),
+        ([*[80] * 9, 95] * 100, "fail", 95),
+        ([*[80] * 9, None] * 100, "fail", 80),
+        ([None] * 1000, "not decidable", None),
+    ],
+    ids=["kept", "missed", "of-reasoning-alone", "never-told"],
+)
+def test_the_first_token_after_reasoning_is_limited_by_itself(tmp_path, ttfo_ms, outcome, value):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(1000)])
+    answered(tmp_path, ttfo_ms)
+
+    content, _ = judged(tmp_path, {"ttft_p99_ms": 50, "ttfo_p99_ms": 90})
+
+    parts = content["slo"]["parts"]
+    assert parts["ttft_p99_ms"]["outcome"] == "pass"
+    assert (parts["ttfo_p99_ms"]["outcome"], parts["ttfo_p99_ms"]["value"]) == (outcome, value)
+
+
+def test_tokens_that_nobody_was_sent_decide_no_time_per_token(tmp_path):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(1000)])
+    answered(tmp_path, [80] * 1000, TokenSource.USAGE_WITH_HIDDEN)
+
+    part = judged(tmp_path, {"tpot_p99_ms": 50})[0]["slo"]["parts"]["tpot_p99_ms"]
+
+    assert (part["value"], part["outcome"], part["interval"]) == (None, "not decidable", [0, 1])
 
 
 def test_a_neighbour_is_held_to_its_own_objective(tmp_path):

@@ -10,19 +10,20 @@ import numpy as np
 
 from harness.campaign.plan import expand
 from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
-from harness.results.requests import CLIENT, CLIENT_LOG, GAP, GAPS_LOG
+from harness.results.requests import ANSWER, ANSWERS_LOG, CLIENT, CLIENT_LOG, GAP, GAPS_LOG
 from harness.results.writers import ExperimentWriter, finalise
 from harness.spec import CampaignSpec, ExperimentSpec
+from harness.traffic.records import TokenSource
 from tests.unit.results import synthetic
 from tests.unit.results.synthetic import METRICS, START_S, Shape, manifest_for
 
-TOKENS = 21
+TOKENS, OF_REASONING = 21, 5
 Streams = tuple[np.ndarray, np.ndarray]
 """Milliseconds to the first token, and per token after it, of the answers of one replica, which end one after another."""
 
 
 def write_streams(folder: Path, spec: CampaignSpec, answers: Callable[[ExperimentSpec, int], Streams]) -> Path:
-    """The campaign, finished; ``answers``: of each replica of an experiment, evenly over the recording, of 21 tokens each."""
+    """The campaign, finished; ``answers``: of each replica of an experiment, evenly over the recording, of 21 tokens each, of which five are reasoning."""
     folder.mkdir(parents=True)
     document = {"format": 3, "campaign_id": "0" * 32, "source": "streams.yaml", "created_at": iso(START_S)}
     (folder / "campaign.json").write_text(json.dumps(document | {"spec": spec.model_dump(mode="json")}))
@@ -62,6 +63,10 @@ def write_answers(
     log["ttft_ns"], log["itl_p99_ns"] = ttft_ns, tpot_ns
     log["input_tokens"], log["output_tokens"], log["status"] = 10, TOKENS, 200
     log.tofile(home / CLIENT_LOG)
+    answers = np.zeros(len(ttft_ms), ANSWER)
+    answers["ttfo_ns"], answers["pieces"], answers["tokenizer_tokens"] = ttft_ns + OF_REASONING * tpot_ns, TOKENS, 10
+    answers["token_source"] = TokenSource.USAGE
+    answers.tofile(home / ANSWERS_LOG)
     gaps = np.zeros(len(ttft_ms), GAP)
     gaps["start_ns"], gaps["gap_ns"] = ends_ns - tpot_ns, tpot_ns
     gaps.tofile(home / GAPS_LOG)
