@@ -333,13 +333,15 @@ class ServerSpec(StrictModel):
         """How it is asked, e.g. ``8 requests in flight`` or ``poisson arrivals, 4 requests per second``."""
         if self.trace is not None:
             return f"the trace {self.trace.file}, {self.trace.factor:g} times as fast"
+        sessions = self.requests.sessions
+        what, turns = ("session", f" of up to {sessions.turns} turns") if sessions else ("request", "")
         if self.rate is None:
             count = self.concurrency or 1
-            return f"{count} {'request' if count == 1 else 'requests'} in flight"
+            return f"{count} {what if count == 1 else f'{what}s'} in flight{turns}"
         burstiness = "" if self.burstiness is None else f" of burstiness {self.burstiness:g}"
         kind = self.arrivals or "poisson"
         ramp = "" if self.ramp_to is None else f", in the recording evenly to {self.ramp_to:g}"
-        return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second{ramp}"
+        return f"{kind} arrivals{burstiness}, {self.rate:g} {what}s per second{turns}{ramp}"
 
     @checked
     def _started_or_running(self) -> Iterator[str]:

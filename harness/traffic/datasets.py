@@ -229,7 +229,7 @@ def load_facts(server: ServerSpec) -> LoadFacts | None:
         raise LoadError(
             f"{path} has `messages`, which protocol {server.protocol.value} does not send: use a protocol of a chat, e.g. openai-chat."
         )
-    url = next((name for name in content if name.startswith("/") and name != server.target), None)
+    url = next((name for name in content if name.startswith("/") and not server.target.endswith(name)), None)
     if url and server.protocol in LANGUAGE:
         raise LoadError(
             f"{path} asks {url}, and the server is asked at {server.target}: take the protocol or `path` that fits."

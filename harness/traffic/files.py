@@ -23,6 +23,8 @@ _BOM = b"\xef\xbb\xbf"
 _HEAD_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
 _KINDS = {
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
     b"PAR1": "Parquet",
     b"ARROW1": "Arrow",
     b"ORC": "ORC",

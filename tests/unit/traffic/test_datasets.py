@@ -203,6 +203,7 @@ def test_what_would_mean_something_else_is_refused_with_its_line(tmp_path, recor
         (b"PK\x03\x04\x14\x00", "is a zip archive"),
         (b"\x28\xb5\x2f\xfd\x04", "is zstd"),
         (b"a\0\0\0b", "is a binary file"),
+        ('{"prompt": "a"}'.encode("utf-16"), "is UTF-16 text"),
         (gzip.compress(b"PAR1\x15\x04"), "is Parquet"),
         (gzip.compress(b'{"prompt": "a"}\n' * 999)[:40], "cannot be read"),
         (b"just words\n", "it is no JSON.*JSON lines, a JSON array or CSV"),

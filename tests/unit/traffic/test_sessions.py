@@ -22,7 +22,7 @@ from harness.traffic.protocols import body_of
 from harness.traffic.questions import questions
 from harness.traffic.records import ABANDONED, CANCELLED, NONE, NOT_SENT, OK, UNANSWERED
 from tests.support.fake_streaming_server import Server
-from tests.unit.traffic.engines import HOST, chat
+from tests.unit.traffic.engines import HOST, chat, engine
 
 SAMPLES = Path(__file__).parent / "samples"
 DELAY_S = 0.03
@@ -186,3 +186,23 @@ def test_what_was_logged_without_turns_is_still_read(tmp_path):
     (place / "requests.bin").write_bytes(struct.pack("<8q", 5, 0, 10, NONE, NONE, 7, 1, ABANDONED))
     row = requests.read(tmp_path).rows[0]
     assert (row["session"], row["turn"], row["status"]) == (NONE, NONE, ABANDONED)
+
+
+def test_a_protocol_without_system_messages_has_them_in_the_text():
+    requests = {"file": str(SAMPLES / "aiperf_multi_turn.jsonl"), "output_tokens": {"mean": 3}}
+    server = engine(protocol="anthropic", model="m", requests=requests)
+    first = next(question for question in questions(server, 1) if question.goes_on)
+    messages = told(server, next(first.following))["messages"]
+    assert [message["role"] for message in messages] == ["user", "assistant", "user"]
+    assert messages[0]["content"] == "Be brief.\nWhat is it?"
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({"rate": 2}, "poisson arrivals, 2 sessions per second of up to 3 turns"),
+        ({"concurrency": 1}, "1 session in flight of up to 3 turns"),
+    ],
+)
+def test_the_load_is_one_of_sessions(load, words):
+    assert chat(requests={**LENGTHS, "sessions": {"turns": 3}}, **load).load_in_words() == words
