@@ -42,7 +42,7 @@ def body(server: ServerSpec, question: Question) -> dict[str, Any]:
 
 def read_event(answer: Answer, content: Mapping[str, Any], name: str) -> Carries | None:
     """See ModelDialect."""
-    kind = content.get("type") or name
+    kind = str(content.get("type") or name)
     if kind not in _EVENTS:
         return None
     if kind == "content_block_delta":
@@ -73,7 +73,7 @@ def _read_start(answer: Answer, block: object) -> Carries:
     """A block begins, or is whole."""
     if not isinstance(block, dict):
         return Carries.NOTHING
-    if block.get("type") in _THINKING:
+    if str(block.get("type")) in _THINKING:
         answer.hidden = True  # unless it is sent
         answer.reasoned |= bool(block.get("thinking"))
         return Carries.REASONING if block.get("thinking") else Carries.NOTHING

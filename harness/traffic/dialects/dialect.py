@@ -21,6 +21,7 @@ IMAGE, AUDIO = "{image}", "{audio}"
 IMAGE_FILE, AUDIO_FILE = "{image_file}", "{audio_file}"
 """Where they go themselves, as bytes."""
 SHOWN_BYTES = 80
+_MOST_TOKENS = 1 << 40
 _FAILED = re.compile(
     "abort|block|cancel|disconnect|error|evict|fail|filter|insufficient|interrupt|overload|preempt|prohibit|recitation|refus|safety"
     "|sensitive|time.?out|unload",
@@ -200,7 +201,7 @@ class ModelDialect:
 
 def positive(value: object, otherwise: int = UNKNOWN) -> int:
     """A number of tokens that says something."""
-    return value if type(value) is int and value > 0 else otherwise
+    return value if type(value) is int and 0 < value < _MOST_TOKENS else otherwise
 
 
 def holds(value: object) -> bool:
@@ -219,7 +220,9 @@ def carried_by(delta: Mapping[str, Any]) -> Carries:
         return Carries.OUTPUT
     if isinstance(content, list):  # parts, of which some may be reasoning
         parts = [part for part in content if holds(part)]
-        if parts and all(isinstance(part, dict) and part.get("type") in {"thinking", "reasoning"} for part in parts):
+        if parts and all(
+            isinstance(part, dict) and str(part.get("type")) in {"thinking", "reasoning"} for part in parts
+        ):
             return Carries.REASONING
     if any(holds(value) for key in _OUTPUT if (value := delta.get(key))):
         return Carries.OUTPUT
@@ -234,7 +237,7 @@ def error_in(content: Mapping[str, Any]) -> object:
         return error
     if any(value for key, value in content.items() if key.startswith("error")):
         return dict(content)
-    if "error" in {content.get("object"), content.get("type"), content.get("status")}:
+    if "error" in (content.get("object"), content.get("type"), content.get("status")):
         return {key: value for key, value in content.items() if value and key not in {"object", "type"}} or dict(
             content
         )
@@ -247,7 +250,10 @@ def error_in(content: Mapping[str, Any]) -> object:
 
 def parsed(data: bytes) -> dict[str, Any]:
     """The object of an event, or of an answer. Raises ValueError where it is none."""
-    content = json.loads(data)
+    try:
+        content = json.loads(data)
+    except RecursionError:
+        raise ValueError("too deep") from None
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict) and error_in(content[0]):
         return content[0]  # as Gemini wraps errors
     if not isinstance(content, dict):

@@ -90,8 +90,9 @@ def _listed(choice: Mapping[str, Any]) -> int:
 
 def _count(answer: Answer, content: Mapping[str, Any]) -> None:
     """Tokens as OpenAI says them, as Groq does, or as llama.cpp does without being asked."""
-    for usage in (content.get("usage"), (content.get("x_groq") or {}).get("usage")):
-        answer.count(usage)
+    answer.count(content.get("usage"))
+    groq = content.get("x_groq")
+    answer.count(groq.get("usage") if isinstance(groq, dict) else None)
     timings = content.get("timings")
     if isinstance(timings, dict) and not content.get("usage"):
         cached = positive(timings.get("cache_n"), 0)

@@ -26,7 +26,7 @@ _KNOWN: tuple[tuple[str, Protocol | str, Callable[[Content], bool]], ...] = (
     (
         "Anthropic's messages",
         Protocol.ANTHROPIC,
-        lambda it: it.get("type") in _ANTHROPIC or (it.get("type") == "message" and "content" in it),
+        lambda it: str(it.get("type")) in _ANTHROPIC or (it.get("type") == "message" and "content" in it),
     ),
     (
         "OpenAI's responses",
@@ -49,7 +49,7 @@ _KNOWN: tuple[tuple[str, Protocol | str, Callable[[Content], bool]], ...] = (
         lambda it: isinstance(it.get("token"), dict) or "generated_text" in it,
     ),
     ("Gemini's own", _AS_OPENAI, lambda it: "candidates" in it),
-    ("Cohere's own", _AS_OPENAI, lambda it: it.get("type") in _COHERE or "event_type" in it),
+    ("Cohere's own", _AS_OPENAI, lambda it: str(it.get("type")) in _COHERE or "event_type" in it),
     ("SGLang's own generate", _AS_OPENAI, lambda it: "meta_info" in it and "text" in it),
     ("KoboldCpp's own", _AS_OPENAI, lambda it: isinstance(it.get("token"), str) or _results(it)),
     ("llama.cpp's own completion", _AS_OPENAI, lambda it: isinstance(it.get("content"), str) and "stop" in it),
