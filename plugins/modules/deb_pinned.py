@@ -45,8 +45,6 @@ options:
   also: {description: Packages taken along at any version and not held., type: list, elements: str, default: []}
   also_held: {description: Packages taken along at any version and held at it., type: list, elements: str, default: []}
   upgrade: {description: Change versions that are installed and held., type: bool, default: false}
-  upgrade_with: {description: What to say one should run when O(upgrade) would be needed., type: str,
-                 default: playbooks/upgrade.yml}
   lock_timeout_s: {description: Seconds to wait for another apt or dpkg., type: int, default: 120}
   proxy: {description: "http_proxy, https_proxy and no_proxy of the environment; never shown.", type: dict, default: {}}
   state: {description: Whether the packages are there; C(absent) removes them with their configuration., type: str,
@@ -147,7 +145,7 @@ class Packages:
             if state == "installed" and not matches(version, package["version"]) and not self.module.params["upgrade"]:
                 self.module.fail_json(
                     msg=f"{name} is installed at {version}, the table of versions says {package['version']}."
-                    f" Run {self.module.params['upgrade_with']} to change it, or put {version} back into the table."
+                    f" Run playbooks/upgrade.yml to change it, or put {version} back into the table."
                 )
             install.append(package)
             if state == "installed":
@@ -262,7 +260,6 @@ def main() -> None:
             "also": {"type": "list", "elements": "str", "default": []},
             "also_held": {"type": "list", "elements": "str", "default": []},
             "upgrade": {"type": "bool", "default": False},
-            "upgrade_with": {"type": "str", "default": "playbooks/upgrade.yml"},
             "lock_timeout_s": {"type": "int", "default": 120},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             **OPTION,

@@ -32,7 +32,6 @@ def packages(installed="", *, offered=MADISON, wanted=None, want="install", **pa
         "source": None,
         "also": [],
         "upgrade": False,
-        "upgrade_with": "playbooks/upgrade.yml",
         "lock_timeout_s": 0,
     }
     fake = FakeModule(answer, packages=[wanted or kubelet()], **{**defaults, **params})
