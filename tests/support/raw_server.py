@@ -21,7 +21,7 @@ class RawServer:
     def __init__(self, *answers, host="127.0.0.1", tls=None, speaks_first=False):
         self.answers = [answer if isinstance(answer, list) else [answer] for answer in answers]
         self.heads, self.bodies, self.sent_ns, self.connections = [], [], [], 0
-        self.asked = threading.Event()
+        self.asked, self.answered = threading.Event(), threading.Event()
         self._tls, self._speaks_first = tls, speaks_first
         self._listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port = self._listening.getsockname()[1]
@@ -32,10 +32,10 @@ class RawServer:
         return self
 
     def __exit__(self, *_):
-        for each in (self._listening, *self._open):
+        for opened in (self._listening, *self._open):
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+                opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
 
     def _accept(self):
         while True:
@@ -54,7 +54,9 @@ class RawServer:
                 connection = self._tls.wrap_socket(connection, server_side=True)
                 self._open.append(connection)
             while self._speaks_first or self._read(connection):
-                if not self._answer(connection):
+                goes_on = self._answer(connection)
+                self.answered.set()
+                if not goes_on:
                     return
         connection.close()
 

@@ -73,7 +73,7 @@ def test_an_event_has_the_time_at_which_its_end_arrived():
 )
 def test_lines_of_json_and_the_last_one_may_lack_its_end(body):
     pieces = [[body], [body[at : at + 1] for at in range(len(body))]]
-    assert [framed(JsonLines(), *each) for each in pieces] == [([b'{"a": 1}', b'{"b": 2}'], b"")] * 2
+    assert [framed(JsonLines(), *parts) for parts in pieces] == [([b'{"a": 1}', b'{"b": 2}'], b"")] * 2
 
 
 def test_a_whole_body_is_one_event():

@@ -25,14 +25,17 @@ def events(*texts, end="\n"):
     return [f"data: {text}{end}{end}".encode() for text in data]
 
 
-def outcomes(port, settings, times=1, *, tls=False, pause_s=0.0):
-    """Of requests one after another."""
+def outcomes(port, settings, times=1, *, tls=False, after=None):
+    """Of requests one after another; ``after``: what is waited for between two, and seen by the client."""
 
     async def ask():
         client = HttpClient(settings, port, HOST, tls=tls)
         exchanges = []
         for number in range(times):
-            await asyncio.sleep(pause_s if number else 0)
+            if number and after:
+                await asyncio.to_thread(after.wait)
+                for _ in range(5):
+                    await asyncio.sleep(0)
             exchanges.append(await client.ask(QUESTION, Exchange(time.perf_counter_ns())))
         await client.close()
         return exchanges
@@ -119,8 +122,8 @@ def test_a_kept_connection_that_dies_before_its_answer_is_asked_once_more(end):
     good = whole(b"".join(events("a")))
     with RawServer(good, [end], good, [end], [end]) as server:
         first, again, lost = outcomes(server.port, chat(), times=3)
-    assert [each.status for each in (first, again, lost)] == [OK, OK, BROKEN], "once more, and no further"
-    assert [each.repeated for each in (first, again, lost)] == [0, 1, 1]
+    assert [exchange.status for exchange in (first, again, lost)] == [OK, OK, BROKEN], "once more, and no further"
+    assert [exchange.repeated for exchange in (first, again, lost)] == [0, 1, 1]
     assert len(server.heads) == 5
 
 
@@ -132,8 +135,8 @@ def test_an_answer_that_has_begun_is_not_asked_for_again():
 
 def test_a_connection_that_was_closed_while_it_was_idle_is_not_used():
     with RawServer([whole(b"".join(events("a"))), CLOSE]) as server:
-        found = outcomes(server.port, chat(), times=2, pause_s=0.1)
-    assert [(each.status, each.repeated) for each in found] == [(OK, 0)] * 2
+        exchanges = outcomes(server.port, chat(), times=2, after=server.answered)
+    assert [(exchange.status, exchange.repeated) for exchange in exchanges] == [(OK, 0)] * 2
     assert server.connections == 2
 
 
@@ -141,8 +144,8 @@ def test_what_a_server_sends_unasked_ends_its_connection():
     with RawServer(
         [whole(b"".join(events("a"))), whole(b"", status="408 Request Timeout")], whole(b"".join(events("b")))
     ) as server:
-        found = outcomes(server.port, chat(), times=2, pause_s=0.1)
-    assert [each.status for each in found] == [OK, OK]
+        exchanges = outcomes(server.port, chat(), times=2, after=server.answered)
+    assert [exchange.status for exchange in exchanges] == [OK, OK]
     assert server.connections == 2
 
 
