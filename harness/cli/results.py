@@ -177,7 +177,7 @@ def compare(
         str | None,
         Option(
             help="What the sides differ in: campaign, sharing (with limits of MPS), condition, workload, share (limits of MPS) or "
-            "time-slice. Default: campaign where several measured the same, else sharing."
+            "time-slice. Default: campaign where several measured the same, else sharing, or workload where several servers ran under one mode."
         ),
     ] = None,
     html: Annotated[
@@ -289,7 +289,8 @@ def _print_comparison(
     for sentence in comparison.unlike:
         output.note(f"differs: {sentence}")
     if len(comparison.sides) == 1:
-        output.note(f"one side only ({comparison.sides[0]}): there is nothing to compare it with.")
+        further = " Add --by workload to compare the workloads." if len(comparison.workloads()) > 1 else ""
+        output.note(f"one side only ({comparison.sides[0]}): there is nothing to compare it with.{further}")
     decision, *others = answered
     _print_decision(decision)
     sections: dict[str, list[str]] = {}

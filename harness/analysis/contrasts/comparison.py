@@ -211,7 +211,7 @@ def gather(
 ) -> Comparison:
     """Read campaigns and sort what they measured into the sides of a comparison; ``read`` gives the analysis of a folder.
 
-    ``by``: one of ``By``; None: campaigns when several measured the same, else sharing modes, else conditions. Unless campaigns or
+    ``by``: one of ``By``; None: campaigns when several measured the same, else sharing modes, else conditions, else servers. Unless campaigns or
     conditions are asked for, one campaign with conditions among others without stands beside them. ``unlike``: compare even what
     was measured on unlike machines.
 
@@ -313,7 +313,15 @@ def _natural(analyses: Sequence[CampaignAnalysis]) -> By:
     if len(analyses) > 1 and any(a & b for a, b in combinations(measured, 2)):
         return By.CAMPAIGN
     *_, modes, conditions = (set(column) for column in zip(*set().union(*measured), strict=True))
-    return By.CONDITION if len(modes) < 2 <= len(conditions) else By.SHARING
+    if len(modes) < 2 <= len(conditions):
+        return By.CONDITION
+    return By.WORKLOAD if len(modes) < 2 and _engines(analyses) else By.SHARING
+
+
+def _engines(analyses: Sequence[CampaignAnalysis]) -> bool:
+    """Whether several servers were measured and nothing else: of other workloads the speeds say little of each other."""
+    workloads = [manifest.experiment.workload for manifest in _manifests(analyses)]
+    return all(workload.server for workload in workloads) and len({workload.family for workload in workloads}) > 1
 
 
 def _manifests(analyses: Sequence[CampaignAnalysis]) -> list[Manifest]:

@@ -123,8 +123,9 @@ def test_two_engines_are_compared_at_each_load(tmp_path):
         slow = experiment.workload.family == "other-engine"
         return (ttft_ms[::2], 2 * tpot_ms[::2]) if slow else (ttft_ms, tpot_ms)
 
-    comparison = gather([write_streams(tmp_path / "two", two, half_as_fast)], By.WORKLOAD, unlike=True)
+    comparison = gather([write_streams(tmp_path / "two", two, half_as_fast)], unlike=True)
 
+    assert comparison.by is By.WORKLOAD, "with one mode there is nothing else to compare"
     assert comparison.sides == ["one-engine", "other-engine"]
     tpot = {test.key.workload: test.contrast for test in comparison.tests if test.contrast.metric == "tpot_p50_exact"}
     assert list(tpot) == ["4 resident requests per GPU", "16 resident requests per GPU"]
