@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import os
 import sys
 import threading
@@ -35,6 +36,8 @@ from harness.traffic.clients import (
     server_key,
     without_key,
 )
+from harness.traffic.http_answer import BrokenAnswerError
+from harness.traffic.http_page import fetch
 from harness.traffic.loop import LoadLoop
 from harness.traffic.open_inference import GrpcClient
 from harness.traffic.protocols import Question
@@ -66,9 +69,11 @@ _SET_ASIDE = {CANCELLED: "cancelled", NOT_SENT: "not_sent"}
 _MAY_PASS = frozenset({408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
 _REDIRECTIONS = range(300, 400)
+_NOT_FOUND = 404
+_MODELS_PATH, _MODELS_TIMEOUT_S, _MOST_MODELS = "/v1/models", 2.0, 5
 _HINTS = {
     **dict.fromkeys((401, 403), "; name the variable that holds its key in `api_key_env`"),
-    404: "; check `protocol`, `path` and `model`",
+    _NOT_FOUND: "; check `protocol`, `path` and `model`",
 }
 
 
@@ -194,9 +199,27 @@ class ServerWorkload:
             exchange.status in _CLIENT_ERRORS and exchange.status not in _MAY_PASS
         )
         if wrong or exchange.status in _REDIRECTIONS:
-            hint = _HINTS.get(exchange.status, "")
+            hint = _HINTS.get(exchange.status, "") + (self._models() if exchange.status == _NOT_FOUND else "")
             raise WorkloadError(f"the server is up and does not answer a request as it should: {exchange.said}{hint}")
         return False
+
+    def _models(self) -> str:
+        """Which models the server lists, where the one that is asked for is none of them."""
+        server = self._process
+        url = f"{'https' if server.tls else 'http'}://{server.host}:{server.port}{_MODELS_PATH}"
+        models = listed_models(url, request_headers(self._engine))
+        if not models or self._engine.model in models:
+            return ""
+        return f": it serves {', '.join(models[:_MOST_MODELS])}{', ...' if models[_MOST_MODELS:] else ''}"
+
+
+def listed_models(url: str, headers: Mapping[str, str]) -> list[str]:
+    """The models of a server's list in OpenAI's form; none where it has no such list."""
+    try:
+        _, page = fetch(url, headers, timeout_s=_MODELS_TIMEOUT_S)
+        return [str(entry["id"]) for entry in json.loads(page)["data"]]
+    except (OSError, BrokenAnswerError, ValueError, KeyError, TypeError):
+        return []
 
 
 class Families:

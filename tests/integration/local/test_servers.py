@@ -364,7 +364,7 @@ def test_images_and_sounds_arrive_whole(answered, protocol, load):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("404", "HTTP 404: .*; check `protocol`, `path` and `model`"),
+        ("404", "HTTP 404: .*; check `protocol`, `path` and `model`: it serves fake"),
         ("401", "HTTP 401: .*; name the variable that holds its key in `api_key_env`"),
         ("500", "did not serve within 3 s .*the server does not answer yet: HTTP 500"),
     ],
