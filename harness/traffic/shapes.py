@@ -19,6 +19,8 @@ MOST_MS = 1e15
 """Beyond any clock, those from 1970 on among them; a larger whole number may be no float."""
 FAILED, NO_QUESTION, UNREADABLE = "failed", "no-question", "unreadable"
 """Why records are dropped: a request of 0 tokens, which failed where it was logged; nobody asks anything; it is no record."""
+EPOCH_S = 1_000_000_000
+"""A time of this century in seconds since 1970 is no less."""
 BLOCK_TOKENS, BAILIAN_BLOCK_TOKENS = 512, 16
 _TEXT = ("prompt", "text", "text_input", "instruction", "question", "input")
 _TEXTS = frozenset(_TEXT)
@@ -102,10 +104,17 @@ _SHAPES = (
 
 
 def shape_of(record: Mapping[str, Any]) -> Shape:
-    """The shape of a file, by its first record. Mooncake's is that in which whole numbers go with ``hash_ids``: others use seconds."""
+    """The shape of a file, by its first record.
+
+    Mooncake's and AIPerf's milliseconds are whole numbers that begin near 0: others write the same keys with seconds.
+    """
     shape = next((shape for keys, shape in _SHAPES if record.keys() >= set(keys)), None)
-    mooncake = "hash_ids" in record and type(record.get("timestamp")) is int
-    return shape or (Shape("Mooncake", "ms") if mooncake else Shape("lengths"))
+    shape = shape or (Shape("Mooncake", "ms") if "hash_ids" in record else Shape("lengths"))
+    turns = record.get("turns")
+    begins = turns[0] if isinstance(turns, list) and turns and isinstance(turns[0], Mapping) else record
+    at = begins.get("timestamp", 0)
+    certain = shape.unit != "ms" or (type(at) is int and at < EPOCH_S)
+    return shape if certain else shape._replace(unit="")
 
 
 def turns_of(record: Mapping[str, Any]) -> list[Turn]:

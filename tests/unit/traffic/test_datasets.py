@@ -15,6 +15,7 @@ from harness.traffic.arrivals import of_trace
 from harness.traffic.datasets import REORDERED, load_facts
 from harness.traffic.protocols import body_of
 from harness.traffic.questions import questions
+from harness.traffic.shapes import shape_of
 from tests.unit.traffic.engines import chat, engine
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -126,8 +127,19 @@ def written(path, *lines, begin=""):
     return path
 
 
+@pytest.mark.parametrize("begin", [1_795_000_000, 61.114])
+@pytest.mark.parametrize("more", [{"session_id": "a"}, {"hash_ids": [1]}, {"turns": [{"text": "x"}]}])
+def test_milliseconds_are_not_taken_for_granted(begin, more):
+    record = json.loads(line(begin, **more))
+    if "turns" in more:
+        record = {"turns": [{"text": "x", "timestamp": begin}]}
+    assert shape_of(record).unit == ""
+    record = json.loads(json.dumps(record).replace(str(begin), "27"))
+    assert shape_of(record).unit == "ms"
+
+
 def test_times_without_a_unit_are_refused_with_both_readings(tmp_path):
-    for more in ({}, {"hash_ids": [1]}):
+    for more in ({}, {"hash_ids": [1]}, {"text": "x"}):
         path = written(tmp_path / "trace.jsonl", line(0.5, **more), line(3600.5, **more))
         with pytest.raises(
             LoadError, match=r"3\.6 s if they are milliseconds, and within 1 h 00 min if they are seconds"
