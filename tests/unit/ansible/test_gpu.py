@@ -298,3 +298,30 @@ def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(
     assert [[word for word in line if "mps" in word or "plugin" in word] for line in deleted] == [
         ["mps-control-daemon"]
     ]
+
+
+LET_GO = """\
+- hosts: all
+  gather_facts: false
+  tasks: [{name: Run, ansible.builtin.include_role: {name: device_plugin, tasks_from: let_go.yml}}]
+"""
+# Two pods of the node are there at the first question; those of others, and of another node, stay.
+LEAVING = """\
+#!/bin/sh
+printf '%s\\n' "$*" >> {folder}/kubectl
+case "$*" in *" get pods "*) ;; *) exit 0 ;; esac
+printf 'two gpu-system/device-plugin-x1\\none monitoring/grafana-0\\n'
+[ -e {folder}/gone ] || printf 'one gpu-system/device-plugin-a1\\none monitoring/dcgm-exporter-b2\\n'
+touch {folder}/gone
+"""
+
+
+def test_the_plugin_and_dcgm_leave_a_node_whose_gpus_are_to_be_divided(tmp_path):
+    (tmp_path / "bin").mkdir()
+    tree.programs(tmp_path / "bin", ["kubectl"], LEAVING.format(folder=tmp_path))
+    hosts = {"all": {"children": {"control_plane": {"hosts": {"one": {}}}}}}
+    given = {"control_plane_node_name": "one"}
+    done = tree.play(tmp_path, LET_GO, hosts, given, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    asked = [line.split()[2:5] for line in (tmp_path / "kubectl").read_text().splitlines()]
+    assert asked == [["label", "node", "one"], *[["get", "pods", "--all-namespaces"]] * 2]
