@@ -224,6 +224,11 @@ def home_of(user: str) -> str | None:
         return None
 
 
+def closed(home: str | None) -> bool:
+    """Whether a home is there into which root may not write: one on NFS whose server squashes root."""
+    return home is not None and Path(home).exists() and not os.access(home, os.W_OK)
+
+
 def resolved(name: str) -> list[str]:
     """The IPv4 addresses of a name, as this machine's own resolver knows them; empty for none."""
     try:
@@ -372,6 +377,8 @@ def machine() -> dict[str, Any]:
         "gpu": gpu(),
         "login_user": user,
         "login_home": home_of(user),
+        "login_home_closed": closed(home_of(user)),
+        "node_exporter": (SYS / "fs/cgroup/system.slice/prometheus-node-exporter.service").exists(),
         "kubelet_joined": Path("/var/lib/kubelet/config.yaml").exists(),
         "proxies": sorted(set(re.findall(PROXY, read("/etc/environment") or "", re.MULTILINE | re.IGNORECASE))),
         "network_manager": Path("/etc/NetworkManager/conf.d").is_dir(),

@@ -91,6 +91,15 @@ def test_proxies_of_everybody_are_named_and_not_shown(monkeypatch):
     assert module.machine()["proxies"] == ["HTTP_PROXY", "https_proxy"]
 
 
+def test_a_home_is_closed_where_root_is_squashed(monkeypatch, tmp_path):
+    monkeypatch.setattr(module.os, "access", lambda *_: False)
+    assert (module.closed(str(tmp_path)), module.closed(str(tmp_path / "none")), module.closed(None)) == (
+        True,
+        False,
+        False,
+    )
+
+
 def test_a_network_names_the_addresses_that_belong_to_it_and_how_far_it_reaches():
     services = action.inside("10.96.0.0/12", ["10.100.3.5", "192.0.2.10"])
     assert services == {"addresses": ["10.100.3.5"], "first": "10.96.0.0", "last": "10.111.255.255"}

@@ -59,6 +59,10 @@ MACHINE = {
     "etcd_address": None,
     "proxies": [],
     "time_service": True,
+    "login_user": "ada",
+    "login_home": "/home/ada",
+    "login_home_closed": False,
+    "node_exporter": False,
 }
 NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 
@@ -129,6 +133,14 @@ CASES = {
     "new-ubuntu": ({"os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"}, {}, None),
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
     "fast-clock": ({"time_s": 4e9}, {}, "timedatectl set-ntp true"),
+    "home-that-root-may-not-write": ({"login_home_closed": True}, {}, "Root may not write into /home/ada"),
+    "home-that-nothing-is-written-into": (
+        {"login_home_closed": True},
+        {"control_plane_kubeconfig_users": ["grace"], "inference_namespace_users": ["grace"]},
+        None,
+    ),
+    "another-node-exporter": ({"node_exporter": True}, {}, "prometheus-node-exporter has the port 9100"),
+    "another-node-exporter-beside": ({"node_exporter": True}, {"node_exporter_port": 9101}, None),
     "no-time-service": ({"time_service": False}, {}, "Nothing keeps the clock right"),
     "time-service-told-off": ({"time_service": False}, {"preflight_time_service_required": False}, None),
     "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
