@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.contrasts.contrast import Contrast, Contrasts
-from harness.analysis.format import DASH
+from harness.analysis.format import DASH, replicas_in_words
 from harness.analysis.pages.plot import Panel, Picture, PlotSeries, interval_series
 from harness.analysis.pages.table import Column, Entry, Table, figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
@@ -34,14 +34,18 @@ class LoadSweep:
         """The sharing modes, with limits of MPS."""
         return list(dict.fromkeys(cell.mode_shown for cell in self.cells))
 
-    def front(self, mode: str) -> list[Cell]:
-        """Those of a mode that no other of it beats on both axes, the most tokens per user first."""
+    def front(self, mode: str, replicas: int | None = None) -> list[Cell]:
+        """Those of a mode, with so many replicas (None: any), that no other of them beats on both axes; the most tokens per user first."""
         front: list[Cell] = []
-        known = [cell for cell in self.cells if cell.mode_shown == mode and _known(cell)]
+        known = self._known(mode, replicas)
         for cell in sorted(known, key=lambda cell: (_mean(cell, PER_USER), _mean(cell, PER_GPU)), reverse=True):
             if not front or _mean(cell, PER_GPU) > _mean(front[-1], PER_GPU):
                 front.append(cell)
         return front
+
+    def _known(self, mode: str, replicas: int | None) -> list[Cell]:
+        of_mode = [cell for cell in self.cells if cell.mode_shown == mode and _known(cell)]
+        return [cell for cell in of_mode if replicas in (None, cell.replicas)]
 
     def baseline(self, cell: Cell) -> Cell | None:
         """What a configuration is held against under the same load; None for that one itself.
@@ -88,27 +92,28 @@ class LoadSweep:
         return [load, cell.replicas, cell.mode_shown, *figures, ratio, against, contrast.sentence if contrast else ""]
 
     def picture(self) -> Picture | None:
-        """The front of each mode with its intervals, and every configuration as a dot; None where no answers were streams."""
-        series = []
-        for colour, mode in enumerate(self.modes):
-            front = self.front(mode)
-            if front:
-                per_user, per_gpu = ([cell.estimates[name] for cell in front] for name in (PER_USER, PER_GPU))
-                means = [estimate.mean for estimate in per_user]
-                series += [interval_series(means, per_gpu, 1.0, colour, mode), self._dots(mode, colour)]
+        """The front of each mode and number of replicas with its intervals, and every configuration as a dot; None without streams."""
+        series: list[PlotSeries] = []
+        ways = dict.fromkeys((cell.mode_shown, cell.replicas) for cell in self.cells if _known(cell))
+        for colour, (mode, replicas) in enumerate(ways):
+            front, known = self.front(mode, replicas), self._known(mode, replicas)
+            name = f"{mode}, {replicas_in_words(replicas)}"
+            line = interval_series(
+                _means(front, PER_USER), [cell.estimates[PER_GPU] for cell in front], 1.0, colour, name
+            )
+            dots = PlotSeries(x=_means(known, PER_USER), y=_means(known, PER_GPU), name=name, colour=colour, runs=True)
+            series += [line, dots]
         if not series:
             return None
         panel = Panel(
-            title="Output tokens/s per GPU", x_label="tokens/s per user (1000 / p90 of ms per token)", series=series
+            title="Output tokens/s per GPU",
+            x_label="tokens/s per user (1000 / p90 of ms per token)",
+            series=series,
+            x_range=(0.0, 1.05 * max(x for points in series for x in points.x)),
         )
         readable = "".join(sign if sign.isalnum() else "-" for sign in self.title)
         title = f"{self.title}: what a GPU serves against what a user gets"
         return Picture(f"pareto-{readable}", title, [panel], 1, (560, 300), png=True)
-
-    def _dots(self, mode: str, colour: int) -> PlotSeries:
-        known = [cell for cell in self.cells if cell.mode_shown == mode and _known(cell)]
-        x, y = ([_mean(cell, name) for cell in known] for name in (PER_USER, PER_GPU))
-        return PlotSeries(x=x, y=y, name=mode, colour=colour, runs=True)
 
 
 def load_sweeps(analysis: CampaignAnalysis) -> list[LoadSweep]:
@@ -134,6 +139,10 @@ def _known(cell: Cell) -> bool:
 
 def _mean(cell: Cell, name: str) -> float:
     return cell.estimates[name].mean
+
+
+def _means(cells: Sequence[Cell], name: str) -> list[float]:
+    return [_mean(cell, name) for cell in cells]
 
 
 def _entry(cell: Cell, name: str) -> Entry:

@@ -83,8 +83,12 @@ def test_a_front_has_what_no_other_of_the_mode_beats(sweep):
     assert front("mps") == front("time-slicing") == [(1, 4), (1, 16)], "two replicas serve less, and each slower"
     (panel,) = sweep.picture().panels
     lines = [series for series in panel.series if not series.runs]
-    assert [series.name for series in lines] == ["exclusive", "time-slicing", "mps"]
-    assert all(low < y < high for s in lines for low, y, high in zip(s.low, s.y, s.high, strict=True))
+    assert [series.name for series in lines] == [
+        "exclusive, 1 replica",
+        *(f"{mode}, {replicas}" for mode in ("time-slicing", "mps") for replicas in ("1 replica", "2 replicas")),
+    ]
+    assert {len(series.x) for series in lines} == {2}
+    assert all(low <= y <= high for s in lines for low, y, high in zip(s.low, s.y, s.high, strict=True))
 
 
 def test_the_table_has_a_row_for_every_configuration(sweep):
