@@ -364,7 +364,9 @@ def load_pods(
     experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
 ) -> PodGroup:
     """A Job with one pod for each shard of the load, without a GPU, away from the replicas where there is room."""
-    own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
+    measured = experiment.workload
+    model = None if measured.factory else measured.target
+    own = measured.model_copy(update={"scenario": None, "name": f"load-{measured.name}", "model": model})
     shards = min(spec.load_generators, experiment.replicas)
     sending = experiment.model_copy(update={"replicas": shards, "workload": own, "condition": None, "mps": None})
     made = workload(sending, folder.with_name(f"{folder.name}-load"), without_gpu(spec), campaign_id)

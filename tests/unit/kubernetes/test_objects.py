@@ -11,7 +11,16 @@ import yaml
 from harness.backends.kubernetes.objects import count_of, load_pods, without_gpu, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
+from harness.spec import (
+    ConditionSpec,
+    KubernetesSpec,
+    LayerSpec,
+    MpsLimits,
+    ScenarioSpec,
+    Sharing,
+    Toleration,
+    WorkloadSpec,
+)
 from harness.spec.pods import NodeRequirement
 from harness.spec.replica import ReplicaSpec
 from tests.support import schemas
@@ -343,6 +352,14 @@ def test_keys_are_named_and_never_held():
     assert [entry for entry in server["env"] if "secretKeyRef" in str(entry)] == [token, key]
     assert {"name": "NOTE", "value": 'a "quoted" & <odd> word'} in server["env"]
     assert {"name": "CACHE", "value": "/tmp/8080"} in server["env"]
+
+
+@pytest.mark.parametrize("named", [{"name": "resnet50"}, {"name": "small", "model": "resnet50"}])
+def test_requests_are_sent_to_a_built_in_model_as_to_one_of_your_own(named):
+    measured = WorkloadSpec(**named, scenario=ScenarioSpec(kind="http", rate=4))
+    sending = load_pods(experiment(workload=measured), Path("one-1"), KubernetesSpec(), "c0ffee", plan="{}")
+
+    assert sending.body["spec"]["template"]["metadata"]["labels"]["gpu-sharing-harness/load"] == "true"
 
 
 @pytest.mark.parametrize("minor", MINORS)
