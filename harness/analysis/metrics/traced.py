@@ -49,7 +49,15 @@ def _share(name: str, run: Run) -> float:
 
 def memory_peak_percent(data: ExperimentData) -> float:
     """Of the GPU that was the fullest, the most of its memory in use at one time. Without pandas, for which no run waits."""
-    sizes = {f"gpu{gpu.index}_memory_bytes": gpu.memory_bytes for gpu in data.manifest.gpus if gpu.memory_bytes}
+    # Columns count the GPUs that were read; a GPU's own number counts those that CUDA_VISIBLE_DEVICES hides, too.
+    manifest = data.manifest
+    read = [one["uuid"] for one in manifest.telemetry.get("devices") or []]
+    columns = read or [gpu.uuid for gpu in manifest.provenance.gpus]
+    sizes = {
+        f"gpu{columns.index(gpu.uuid)}_memory_bytes": gpu.memory_bytes
+        for gpu in manifest.gpus
+        if gpu.memory_bytes and gpu.uuid in columns
+    }
     path, fullest = data.folder / TELEMETRY, 0.0
     if sizes and path.is_file():
         with storage_errors(path, "read"), path.open(encoding="utf-8", newline="") as file:

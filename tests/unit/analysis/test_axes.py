@@ -16,6 +16,7 @@ from harness.analysis.report import report_of, report_of_old_profile
 from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError, UsageError
 from harness.results.manifest import read_manifest
+from harness.results import layout
 from harness.results.old_profile import MANIFEST, read_old_profile, refuse_to_resume
 from tests.unit.results.synthetic import Shape, write_campaign
 
@@ -149,6 +150,11 @@ def test_the_memory_is_that_of_the_fullest_gpu_at_its_peak(tmp_path: Path) -> No
         "\n".join(["timestamp,elapsed_s,gpu0_memory_bytes", *rows, "t,3,"]) + "\n"
     )
 
+    assert memory_peak_percent(data) == pytest.approx(50)
+    path = data.folder / layout.MANIFEST
+    path.write_text(path.read_text().replace('"index": 0', '"index": 2'))  # the only one read, the third of the machine
+    data = analyse(tmp_path / "c").experiments[0].data
+    assert data.manifest.gpus[0].index == 2
     assert memory_peak_percent(data) == pytest.approx(50)
     (data.folder / "telemetry.csv").unlink()
     with pytest.raises(ValueError, match="memory was not read"):
