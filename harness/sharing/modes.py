@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.errors import Issue, IssueLevel, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts
-from harness.sharing.mode import SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
+from harness.sharing.mode import Attribution, SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
 from harness.sharing.mps import Mps, MpsSetup
 from harness.spec import ExperimentSpec, MpsLimits, Sharing
 from harness.spec.sharing import SM_GROUP
@@ -36,6 +36,7 @@ class TimeSlicing(SharingMode):
 
     sharing = Sharing.TIME_SLICING
     meaning = "replicas take turns on a GPU"
+    attribution = Attribution.REQUESTS
     switch_command = "harness sharing time-slicing --replicas N"
     needs_gpu = False
     takes_turns = True

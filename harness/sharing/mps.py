@@ -20,7 +20,7 @@ import psutil
 
 from harness.errors import BackendError, Issue, IssueLevel, ReasonCode, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts
-from harness.sharing.mode import Object, SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
+from harness.sharing.mode import Attribution, Object, SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
 from harness.sharing.node import GPU_COUNT_LABEL, labels, name
 from harness.spec import ExperimentSpec, MpsLimits, Sharing
 
@@ -41,6 +41,7 @@ class Mps(SharingMode):
 
     sharing = Sharing.MPS
     meaning = "replicas use a GPU at the same time"
+    attribution = Attribution.REQUESTS
     caution = "Under mps a replica that crashes can end all others on its GPU."
     switch_command = "harness sharing mps --replicas N"
     concurrent = True

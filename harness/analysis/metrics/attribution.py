@@ -123,6 +123,8 @@ def _weights(run: Run, gpu: int, served: Mapping[int, float]) -> list[float]:
         raise NotMeasuredError(f"{beside[0]} is on the same GPU, and its requests are other work")
     if experiment.workload.server is not None:
         raise NotMeasuredError("the requests of a server are not all the same work")
+    if experiment.workload.factory is not None:
+        raise NotMeasuredError("whether the requests of a workload of your own are all the same work is not known")
     return list(served.values())  # Attribution.REQUESTS is the one way that there is
 
 

@@ -51,7 +51,7 @@ def memory_peak_percent(data: ExperimentData) -> float:
     """Of the GPU that was the fullest, the most of its memory in use at one time. Without pandas, for which no run waits."""
     # Columns count the GPUs that were read; a GPU's own number counts those that CUDA_VISIBLE_DEVICES hides, too.
     manifest = data.manifest
-    read = [one["uuid"] for one in manifest.telemetry.get("devices") or []]
+    read = [device["uuid"] for device in manifest.telemetry.get("devices") or []]
     columns = read or [gpu.uuid for gpu in manifest.provenance.gpus]
     sizes = {
         f"gpu{columns.index(gpu.uuid)}_memory_bytes": gpu.memory_bytes

@@ -19,8 +19,7 @@ from harness.analysis.metrics.run import Run
 from harness.analysis.read import NotMeasuredError, read_experiment
 from harness.analysis.report import report_of
 from harness.results.manifest import read_manifest
-from harness.sharing.mode import Attribution
-from harness.sharing.modes import MODES, TimeSlicing
+from harness.sharing.modes import MODES
 from harness.spec import ConditionSpec, NeighbourSpec, Sharing, WorkloadSpec
 from tests.unit.analysis.test_campaign import edit_then_seal
 from tests.unit.results.synthetic import NO_GPU, Shape, write_experiment
@@ -30,16 +29,19 @@ SHAPE = Shape(record_s=20, noise=0.0)
 BESIDE = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="whisper"))])
 
 
-@pytest.fixture
-def by_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TimeSlicing, "attribution", Attribution.REQUESTS)
-
-
 def planted(folder: Path, replicas: int = 3, idle: object = IDLE_W, shape: Shape = SHAPE, **changes: Any) -> Path:
     """An experiment whose GPU had been read before the replicas started."""
     path = write_experiment(folder, "resnet50", replicas, shape=shape)
     device = {"uuid": "GPU-a", **({"idle_w": idle} if isinstance(idle, float) else {"idle_absent": idle})}
     edit_then_seal(path, **{"telemetry": {"devices": [device]}, **changes})
+    return path
+
+
+def own(path: Path) -> Path:
+    """The same, of a workload of the user's own."""
+    experiment = read_manifest(path).experiment
+    workload = experiment.workload.model_copy(update={"factory": "mine:make"})
+    edit_then_seal(path, experiment=experiment.model_copy(update={"workload": workload}))
     return path
 
 
@@ -58,7 +60,6 @@ def test_the_parts_relate_as_the_weights_and_are_the_whole() -> None:
             divide(10.0, nothing)
 
 
-@pytest.mark.usefixtures("by_requests")
 def test_replicas_and_idle_are_what_the_gpu_drew(tmp_path: Path) -> None:
     use = use_of(planted(tmp_path), [30.0, 20.0, 10.0])
     assert use.idle_w == IDLE_W
@@ -69,7 +70,6 @@ def test_replicas_and_idle_are_what_the_gpu_drew(tmp_path: Path) -> None:
     assert use.how == "divided among the replicas by requests"
 
 
-@pytest.mark.usefixtures("by_requests")
 def test_a_replica_that_made_nothing_took_nothing_and_has_no_energy_per_request(tmp_path: Path) -> None:
     idle, busy = use_of(planted(tmp_path, 2), [0.0, 10.0]).replicas
     assert (idle.power_w, idle.energy_j, idle.sm_active_percent) == (0.0, None, 0.0)
@@ -78,7 +78,6 @@ def test_a_replica_that_made_nothing_took_nothing_and_has_no_energy_per_request(
         use_of(tmp_path / "resnet50_r2_time-slicing_rep1", [0.0, 0.0])
 
 
-@pytest.mark.usefixtures("by_requests")
 def test_a_counter_that_was_reset_gives_way_to_the_power(tmp_path: Path) -> None:
     path = planted(tmp_path)
     telemetry = pd.read_csv(path / "telemetry.csv")
@@ -124,7 +123,6 @@ def test_a_mode_without_a_measured_way_says_why_nothing_is_divided(tmp_path: Pat
     assert str(refused.value) == f"{MODES[sharing].unattributed} ({sharing.value})"
 
 
-@pytest.mark.usefixtures("by_requests")
 @pytest.mark.parametrize(
     ("plant", "reason"),
     [
@@ -140,6 +138,7 @@ def test_a_mode_without_a_measured_way_says_why_nothing_is_divided(tmp_path: Pat
             ),
             "whisper is on the same GPU",
         ),
+        (lambda folder: own(planted(folder)), "a workload of your own"),
     ],
 )
 def test_what_is_not_known_is_absent_with_its_reason(
@@ -149,7 +148,6 @@ def test_what_is_not_known_is_absent_with_its_reason(
         use_of(plant(tmp_path))
 
 
-@pytest.mark.usefixtures("by_requests")
 def test_the_report_the_summary_and_the_table_of_the_campaign_have_it(tmp_path: Path) -> None:
     path = planted(tmp_path)
     analysis = analyse(tmp_path)

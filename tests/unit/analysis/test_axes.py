@@ -15,8 +15,8 @@ from harness.analysis.metrics.traced import memory_peak_percent, shares_of
 from harness.analysis.report import report_of, report_of_old_profile
 from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError, UsageError
-from harness.results.manifest import read_manifest
 from harness.results import layout
+from harness.results.manifest import read_manifest
 from harness.results.old_profile import MANIFEST, read_old_profile, refuse_to_resume
 from tests.unit.results.synthetic import Shape, write_campaign
 
