@@ -60,6 +60,11 @@ TAKEN_PORTS = (2379, 2380, 2381, 5473, 6443, 9098, 9099, 10248, 10249, 10250, 10
 # Words that other roles' variables begin with as well: there, only a name close to one of ours is a misspelt one.
 COMMON = ("grafana", "kernel", "kepler", "prometheus", "storage", "swap", "worker")
 CLOSE = 0.75
+# Its sums are nobody's guess: who adds the row takes them from the files.
+CALICO_OF_137 = (
+    " 1.37 needs Calico 3.33 as well, a row of versions_calico: the files of https://raw.githubusercontent.com/projectcalico/calico/v3.33.0/manifests"
+    " (operator-crds.yaml, tigera-operator.yaml), each with its sha256sum, and quay.io/tigera/operator:v1.44.0."
+)
 RENAMED = {
     "nvidia_toolkit_gpu": "node_gpu",
     **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},
@@ -593,7 +598,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
             written = ". Put it in quotes" if isinstance(minor, float) else ""
             yield (
                 f"kubernetes_minor is {minor}; the table of versions has {', '.join(minors)}{written}. Choose one of these,"
-                " or add a row to inventory/group_vars/all/versions.yml."
+                f" or add a row to inventory/group_vars/all/versions.yml.{CALICO_OF_137 if str(minor) == '1.37' else ''}"
             )
             return
         yield from one_control_plane(task_vars)

@@ -213,6 +213,11 @@ CASES = {
     "old-driver": (gpu(driver="470.256.02"), {}, "470.256.02, at least 580.65.06 is needed: torch 2.13.0"),
     "driver-too-old-for-torch": (gpu(driver="575.57.08"), {}, "brings CUDA 13.0. Install a newer one (apt-get install"),
     "unknown-minor": ({}, {"kubernetes_minor": "1.99"}, "kubernetes_minor is 1.99"),
+    "minor-whose-sums-nobody-gave": (
+        {},
+        {"kubernetes_minor": "1.37"},
+        "tigera-operator.yaml), each with its sha256sum",
+    ),
     "minor-without-quotes": ({}, {"kubernetes_minor": 1.35}, "Put it in quotes"),
     "misspelt": ({}, {"crio_verison": "1.35.6"}, "crio_verison is no supported variable. Is crio_version meant?"),
     "unknown-in-a-role": ({}, {"device_plugin_colour": "red"}, "device_plugin_colour is no supported variable"),
@@ -314,7 +319,15 @@ CASES = {
 
 # All variables of these are judged, which resolves each and takes most of a host's time.
 JUDGED = {
-    *("good", "unknown-minor", "minor-without-quotes", "misspelt", "unknown-in-a-role", "somebody-else-s"),
+    *(
+        "good",
+        "unknown-minor",
+        "minor-whose-sums-nobody-gave",
+        "minor-without-quotes",
+        "misspelt",
+        "unknown-in-a-role",
+        "somebody-else-s",
+    ),
     *("from-the-command-line", "resolved-wrong", "cannot-be-resolved", "together", "quoted", "wrong-type"),
     *("wrong-choice", "wrong-type-later-role", "endpoint"),
 }
