@@ -156,13 +156,13 @@ def assert_told(estimate, scale, text):
 
 def measured_by(archive):
     """Mean, lower and upper limit of every measure of a set, by workload, replicas, sharing mode, limits and measure."""
-    (path,) = ROOT.glob(f"examples/h200-cluster/{archive}-2*.tar.xz")
+    (path,) = ROOT.glob(f"examples/h200-cluster/{archive}.tar.xz")
     keys = ["workload", "replicas", "sharing", "mps_limits", "measure"]
     return harness.load(path).summary().set_index(keys)[["mean", "ci95_low", "ci95_high"]].T.to_dict("list")
 
 
 def test_the_page_of_pods_says_what_pods_and_processes_measured():
-    pods, processes = measured_by("h200-cluster-pass"), measured_by("h200-cluster-resnet50-local")
+    pods, processes = measured_by("h200-cluster-pass-*"), measured_by("h200-cluster-resnet50-local-*T155713Z")
     workload = ""
     for name, replicas, of_pods, of_processes, difference in rows_of_table(CLUSTER, "## Time-sliced pods"):
         workload = name.lower() or workload
@@ -180,8 +180,25 @@ def test_the_page_of_pods_says_what_pods_and_processes_measured():
             assert difference == signed.replace("-", "\N{MINUS SIGN}")
 
 
+def test_the_page_of_pods_says_what_every_mode_measured():
+    workload = ""
+    for name, mode, replicas, _, *sides, difference in rows_of_table(CLUSTER, "## Every mode"):
+        workload = name.lower() or workload
+        cell, means = (workload, int(replicas), mode.lower()), []
+        for kind, text in (("", sides[0]), ("local-", sides[2])):
+            measured = measured_by(f"h200-cluster-{workload}-{kind}20261128T191*")
+            limits = "12 %" if kind and mode == "MPS" else ""
+            figures = [measured.get((*cell, limits, measure), [0])[0] for measure in (*POD_MEASURES, "fairness")]
+            means.append(figures)
+            shown = [float(part.replace(",", "")) for part in re.split(r", (?=\S)", text.replace(DASH, "0"))]
+            scaled = [figures[0], 1e3 * figures[1], 1e3 * figures[2], figures[3] if replicas != "1" else 0]
+            assert shown == [pytest.approx(figure, rel=6e-3, abs=0.006) for figure in scaled]
+        told = [f"{100 * (of_pods / beside - 1):+.1f} %" for of_pods, beside in zip(*means, strict=True)][:2]
+        assert difference.replace("\N{MINUS SIGN}", "-") == ", ".join(told)
+
+
 def test_the_page_of_pods_says_what_shares_and_green_contexts_measured():
-    measured = measured_by("sm-shares")
+    measured = measured_by("sm-shares-*")
     for sharing, _, *shown in rows_of_table(CLUSTER, "## Which multiprocessors"):
         limits = re.findall(r"[0-9.]+ %", sharing)
         cell = "resnet50", 8, "mps" if limits else "green-contexts", *(limits or [""])
