@@ -4,16 +4,22 @@ import contextlib
 import socket
 import threading
 import time
+from pathlib import Path
+
+from tests.support.processes import eventually
 
 CLOSE, RESET, HOLD = object(), object(), object()
 """In an answer: close the connection, reset it, or leave it open and say no more."""
 
 
+TAKEN_WITHIN_S = 20
+
+
 class RawServer:
     """Answers the requests of its connections, in the order in which they come, with ``answers``; the last one again and again.
 
-    An answer is a list of pieces (or one piece), each sent by itself; PIECE_S passes between two. ``heads`` has what was asked,
-    ``sent_ns`` when each piece was sent.
+    An answer is a list of pieces (or one piece), each sent by itself, after PIECE_S and when the client has taken the one before.
+    ``heads`` has what was asked, ``sent_ns`` when each piece was sent.
     """
 
     PIECE_S = 0.005
@@ -91,9 +97,21 @@ class RawServer:
                 return False
             if number:
                 time.sleep(self.PIECE_S)
+                eventually(lambda: not unread(connection), TAKEN_WITHIN_S)
             self.sent_ns.append(time.perf_counter_ns())
             connection.sendall(piece)
         return not self._speaks_first
+
+
+def unread(connection):
+    """How many bytes the other end of a connection to this machine has not taken yet, as the kernel says; 0 where it is closed."""
+    table = "tcp6" if connection.family == socket.AF_INET6 else "tcp"
+    ends = [f"{connection.getpeername()[1]:04X}", f"{connection.getsockname()[1]:04X}"]
+    for row in Path("/proc/net", table).read_text().splitlines()[1:]:
+        _, here, there, _, queues, *_ = row.split()
+        if [here[-4:], there[-4:]] == ends:
+            return int(queues.partition(":")[2], 16)
+    return 0
 
 
 def whole(body, *headers, status="200 OK"):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 KINDS = {
     "campaign file": r"harness/campaign/(shipped|init_templates)/[^/]+\.yaml",
-    "campaign file of an example": r"examples/(.+/)?(activity|activity-resnet50|busy|campaign|cpus|engine|hostile|interference|neighbour|offline|packed|pass|resnet50-local|server|shares|sharing|sm-shares|spread|stress|stress-alone|training)\.yaml",
+    "campaign file of an example": r"examples/(.+/)?(activity|activity-resnet50|busy|campaign|cpus|distilbert|engine|fair|hostile|interference|neighbour|offline|packed|pass|resnet50|server|shares|sharing|sm-shares|spread|stress|stress-alone|training|whisper)(-local)?\.yaml",
     "objects of an example": r"examples/cluster/access\.yaml",
     "playbook": r"(site|playbooks/[^/]+|tests/node/.+)\.ya?ml",
     "role": r"roles/[^/]+/(tasks|handlers|defaults|vars|meta)/[^/]+\.ya?ml",
@@ -23,6 +23,7 @@ KINDS = {
     "settings of promtool": r"roles/prometheus/files/promtool\.yml",
     "tests of the rules": r"tests/unit/monitoring/rule_tests\.yml",
     "settings of the docs site": r"mkdocs\.yml",
+    "answers of servers": r"tests/support/dialects\.yaml",
     "lint settings": r"\.(yamllint|ansible-lint(\.yml)?)",
 }
 

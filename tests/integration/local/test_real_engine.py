@@ -83,7 +83,9 @@ def test_every_token_of_an_engines_stream_is_timed(logs):
     assert (asked["ttft_ns"] > 0).all()
     gaps = np.fromfile(log.with_name("gaps.bin"), dtype="<i8").reshape(-1, 2)
     assert len(gaps) == (TOKENS - 1) * len(asked["status"])
-    assert (asked["latency_ns"] > asked["ttft_ns"]).all()
+    # A client that was kept waiting takes a whole answer at once.
+    assert (asked["latency_ns"] >= asked["ttft_ns"]).all()
+    assert (asked["latency_ns"] > asked["ttft_ns"]).any()
 
 
 def test_an_engine_sees_the_image_beside_the_text(logs):
