@@ -59,7 +59,10 @@ def _described(tree: yaml.Node, data: Any, fault: Any) -> Fault:
     if kind == "missing":
         return line, f"`{_dotted((*place, whole[-1]))}` is missing."
     if kind == "extra_forbidden":
-        return line, f"unknown key `{_dotted(place)}`; {nearest(str(place[-1]), _known_keys(place[:-1]))}"
+        key, beside = str(place[-1]), _known_keys(place[:-1])
+        if place[:-1] and key in CampaignSpec.model_fields:
+            return line, f"`{_dotted(place)}`: `{key}` is of the whole campaign: write it without indentation."
+        return line, f"unknown key `{_dotted(place)}`; {nearest(key, beside)}"
     named = re.findall(r"`([\w.]+)`", fault["msg"]) if kind == "value_error" else []
     lines = (_met(node, tuple(name.split(".")), line)[0] for name in named)
     shown = "" if isinstance(given, dict | list) else f" (found {given!r})"
@@ -75,6 +78,8 @@ def _hint(fault: Any, place: Location) -> str:
         return f" Write [{given}]."
     if kind == "model_type" and isinstance(given, str) and place[-2:-1] in {("workloads",), ("conditions",)}:
         return f" Write {{name: {given}}}."
+    if kind == "model_type" and isinstance(given, str) and "file" in _known_keys(place):
+        return f" Write {{file: {given}}}."
     if kind in {"int_type", "float_type"} and re.fullmatch(r"-?\d+(\.\d*)?(e\d{1,2})?", str(given)):
         number = float(given)
         of_kind = isinstance(given, str) and (kind == "float_type" or not number % 1)

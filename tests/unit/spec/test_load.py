@@ -30,6 +30,10 @@ def test_a_short_file_is_enough():
     [
         (GOOD + "orderr: random\n", "c.yaml:6: unknown key `orderr`; did you mean `order`?"),
         (GOOD + "timing:\n  stepp_s: 5\n", "c.yaml:7: unknown key `timing.stepp_s`; did you mean `step_s`?"),
+        (
+            GOOD + "timing:\n  replicas: [1]\n",
+            "c.yaml:7: `timing.replicas`: `replicas` is of the whole campaign: write it without",
+        ),
         (GOOD.replace("name: resnet50", "name: resnet5"), "unknown workload 'resnet5': did you mean `resnet50`?"),
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    options: {model_sise: tiny}"),
@@ -51,6 +55,10 @@ def test_a_short_file_is_enough():
         (GOOD + "timing: {record_s: 1e308}\n", "`timing.record_s`: must be a number (found '1e308')."),
         (GOOD.replace("[1, 3]", "[]"), "c.yaml:5: `replicas`: must have at least 1 item."),
         (GOOD + "sharing: mps\n", "c.yaml:6: `sharing`: must be a list (found 'mps'). Write [mps]."),
+        (
+            GOOD.replace("name: resnet50", "name: llm\n    server: {command: [serve], trace: a.csv}"),
+            "must be an object (found 'a.csv'). Write {file: a.csv}.",
+        ),
         (GOOD.replace("- name: resnet50", "- resnet50"), "`workloads.0`: must be an object (found 'resnet50')."),
         (GOOD + "sharing: [timeslicing]\n", "(found 'timeslicing'). Did you mean time-slicing?"),
         (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: must be a whole number (found True)."),
