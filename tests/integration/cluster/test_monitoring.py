@@ -134,9 +134,17 @@ def test_an_account_may_do_its_work_and_no_more(played, account, words, may):
 
 
 def test_everything_of_the_templates_is_there(played):
-    names = ("namespace", "service", "prometheus", "grafana", "node-exporter", "kube-state-metrics", "dcgm-exporter")
+    names = (
+        "monitoring/namespace",
+        "monitoring/service",
+        "prometheus",
+        "grafana",
+        "node-exporter",
+        "kube-state-metrics",
+        "dcgm-exporter",
+    )
     for name in names:
-        for one in documents(f"monitoring/{name}.yaml.j2"):
+        for one in documents(f"{name}.yaml.j2"):
             if one["metadata"]["name"] != "gpu-system-dcgm-exporter":  # per pod alone
                 where = ["--namespace", one["metadata"].get("namespace", "default")]
                 played.cluster.get(one["kind"], one["metadata"]["name"], *where)
