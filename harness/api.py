@@ -219,17 +219,21 @@ def run(
     results: str | PathLike[str] = "results",
     on_event: Callable[[Event], None] = lambda _event: None,
     force: bool = False,
+    wait: bool = True,
 ) -> Campaign:
     """Run a campaign (a file, the name of a shipped one, or what such a file says) to its end, as ``harness run`` does, without a report.
 
     ``on_event`` is told of every step, one of ``harness.campaign.events``, also from threads of the backend; ``force``: despite
-    errors of preflight. Raises CampaignFileError, PreflightError, CampaignInterruptedError (``harness resume`` goes on) and others.
+    errors of preflight; ``wait``: up to a minute, for another harness that measures on the same GPU.
+
+    Raises CampaignFileError, PreflightError, DeviceInUseError, CampaignInterruptedError (``harness resume`` goes on) and others.
     """
     from harness.backends.base import make_backend
     from harness.campaign.events import Notice
     from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import given, read_source
+    from harness.host import WAIT_S
 
     if isinstance(campaign, str | PathLike):
         source = read_source(str(campaign))
@@ -237,7 +241,8 @@ def run(
         content = campaign if isinstance(campaign, Mapping) else campaign.model_dump(mode="json", exclude_unset=True)
         source = given(json.dumps(content, indent=2, default=str))
     folder = prepare(source, Path(results), force=force, say=lambda sentence: on_event(Notice(sentence)))
-    CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=on_event).run()
+    backend = make_backend(folder.spec, folder.campaign_id)
+    CampaignRunner(folder, backend, listener=on_event, wait_s=WAIT_S if wait else 0.0).run()
     return load(folder.path)
 
 

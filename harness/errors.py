@@ -13,6 +13,7 @@
     ├── DegradedError           14   --fail-on degraded: experiments are DEGRADED
     ├── VerificationError        5   files on disk are not what the manifest says
     ├── ConflictError            6   another harness holds the campaign, or it changed since it began
+    ├── DeviceInUseError        15   another harness measures on the same GPU, or without one on the same machine
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
     ├── LoadError                1   in a replica: what is to be asked cannot be read; it ends with 3
     ├── BackendError             8   replicas could not be started, watched or stopped
@@ -95,7 +96,7 @@ class ReasonCode(StrEnum):
     LIMITS_CHANGED = "limits-changed"
     """Of the cgroup, while it was recorded."""
     HOST_SHARED = "host-shared"
-    """Another harness measured on the machine at the same time."""
+    """Another harness measured on the machine at the same time: earlier versions let it."""
     RATE_NOT_HELD = "rate-not-held"
     REQUESTS_REFUSED = "requests-refused"
     REQUESTS_FAILED = "requests-failed"
@@ -267,6 +268,12 @@ class ConflictError(HarnessError):
     """Another harness holds the campaign, or its file changed since it began."""
 
     exit_code = 6
+
+
+class DeviceInUseError(HarnessError):
+    """Another harness measures on the same GPU, or without one on the same machine."""
+
+    exit_code = 15
 
 
 class StorageError(HarnessError):

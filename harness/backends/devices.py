@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import BackendError, Issue, IssueLevel, counted
+from harness.host import HOST
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
 from harness.sharing.modes import mode_of
 from harness.spec import Device, ExperimentSpec, WorkloadSpec
@@ -71,6 +72,24 @@ def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
             advice="Lower `gpus`.",
         )
     return [gpu.uuid for gpu in gpus[: experiment.gpus]]
+
+
+def measured_on(experiments: Iterable[ExperimentSpec]) -> set[str]:
+    """What nobody else may measure on meanwhile: UUIDs of the GPUs of all replicas, a MIG instance's own among them; ``HOST`` for a CPU's."""
+    given, measured = os.environ.get(VISIBLE) or "", set[str]()
+    gpus, _ = gpu_facts()
+    for experiment in experiments:
+        workloads = [experiment.workload, *(beside.workload for beside in experiment.neighbours)]
+        if all(workload.device is Device.CPU for workload in workloads):
+            used = []
+        elif given.startswith("MIG-"):
+            used = [gpu for gpu in gpus if not set(gpu.mig_uuids).isdisjoint(given.split(","))] or gpus
+        elif mode_of(experiment.sharing).own_instance:
+            used = [gpu for gpu in gpus if gpu.mig_uuids]
+        else:
+            used = gpus[: experiment.gpus]
+        measured |= {gpu.uuid for gpu in used} or {HOST}
+    return measured
 
 
 def in_use(experiment: ExperimentSpec, replicas: Sequence[tuple[Device, Mapping[str, Any]]]) -> frozenset[str]:

@@ -22,13 +22,11 @@ from harness.campaign.plan import estimate, loads
 from harness.campaign.planners import StopRule
 from harness.campaign.verdict import (
     GroupWatch,
-    MachineLock,
     crashes,
     give_verdict,
     ignored_settings,
     judge_data,
     lack_of_memory,
-    measured_on,
 )
 from harness.errors import (
     AwayError,
@@ -112,8 +110,6 @@ class Attempt:
         if not self._step("preflight", self._preflight):
             self.ended_s = self.shared.clock.now_s()
             return
-        lock = MachineLock(measured_on(self.experiment) if self._here else [])
-        lock.acquire(self.shared.clock, self.abort, self.shared.say)
         try:
             _ = (
                 self._step("deploy", self._deploy)
@@ -124,12 +120,6 @@ class Attempt:
             if self._deployment is not None:
                 self._step("clean-up", self._clean_up)
             self.ended_s = self.shared.clock.now_s()
-            self.of_machine += lock.release()
-
-    @property
-    def _here(self) -> bool:
-        """Whether replicas run on this machine, in the control groups of this process."""
-        return self.shared.backend.name == "local"
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
@@ -351,7 +341,7 @@ class Attempt:
                 self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
             finally:
                 self.telemetry = None if telemetry is None else telemetry.finish()
-        self.of_machine += groups.findings() if self._here else ()
+        self.of_machine += groups.findings() if self.shared.here else ()
         if self.summary.stopped:
             raise self._aborted(f"after {self.summary.rows} of {timing.rows} rows")
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import secrets
 import shutil
-import struct
 import time
 import uuid
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from pydantic import ValidationError
 from harness import __version__
 from harness.campaign.source import SHIPPED_PREFIX
 from harness.errors import ConflictError, ResultsPathError, StorageError
+from harness.host import FileLock
 from harness.results import layout
 from harness.results.files import atomic_write, read_document, read_object, storage_errors, sync_folder
 from harness.results.manifest import content_digest
@@ -30,9 +29,6 @@ from harness.spec.model import first_in_words
 
 LOCK = "lock"
 FORMAT_WITHOUT_DIGEST = 1
-_FLOCK = "hhqqi0q"
-_WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-"""The kernel's ``struct flock`` of a write lock on everything; one of this kind belongs to the open file, as flock's does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +71,23 @@ class CampaignFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the campaign. Raises ConflictError when another harness does; the kernel lets go when we die."""
-        with storage_errors(self.path / LOCK):
-            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        lock = FileLock(self.path / LOCK)
+        with storage_errors(lock.path, "lock"):
+            taken = lock.take()
+        if not taken:
+            raise ConflictError(
+                f"the campaign {self.path} is in use by another harness (process {lock.holder}).",
+                advice="Wait for it to end, or stop it; then resume.",
+            )
         try:
-            with storage_errors(self.path / LOCK, "lock"):
-                try:
-                    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
-                except BlockingIOError as error:
-                    holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
-                    raise ConflictError(
-                        f"the campaign {self.path} is in use by another harness (process {holder}).",
-                        advice="Wait for it to end, or stop it; then resume.",
-                    ) from error
-            with storage_errors(self.path / LOCK):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
-            os.close(descriptor)
+            lock.release()
 
     def is_locked(self) -> bool:
         """Whether a harness holds the campaign; asked without taking the lock, so that nobody who starts trips over it."""
         with storage_errors(self.path / LOCK, "read"):
-            try:
-                descriptor = os.open(self.path / LOCK, os.O_RDONLY)
-            except FileNotFoundError:
-                return False
-            try:
-                holder = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
-            finally:
-                os.close(descriptor)
-        return bool(struct.unpack(_FLOCK, holder)[0] != fcntl.F_UNLCK)
+            return FileLock(self.path / LOCK).is_held()
 
 
 def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> CampaignFolder:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 from harness.backends.base import Backend
+from harness.backends.devices import measured_on
 from harness.campaign import events
 from harness.campaign.experiment_run import Attempt
 from harness.campaign.folder import CampaignFolder
@@ -16,8 +18,8 @@ from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
 from harness.campaign.planners import planner_of
 from harness.clock import Clock, SystemClock
-from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
-from harness.host import handled_signals
+from harness.errors import CampaignInterruptedError, DeviceInUseError, ImageError, ReasonCode
+from harness.host import WAIT_S, DeviceLocks, handled_signals
 from harness.metrics.nvml import NvmlGpus
 from harness.results.manifest import Manifest, Status, Verdict, read_manifest
 from harness.results.verification import verify_experiment
@@ -49,7 +51,8 @@ def is_answer(manifest: Manifest, *, others_fit: bool) -> bool:
 class CampaignRunner:
     """One run over one campaign folder, which is locked meanwhile; and what its attempts share.
 
-    ``gpus``: whose temperature ends a cool-down; ``rehearsed``: by an attempt of this run; ``interrupted`` ends every wait.
+    ``gpus``: whose temperature ends a cool-down; ``wait_s``: for another harness on the same GPU; ``rehearsed``: by an attempt
+    of this run; ``interrupted`` ends every wait.
     """
 
     journal: Journal
@@ -62,9 +65,10 @@ class CampaignRunner:
         clock: Clock | None = None,
         listener: events.Listener = lambda _event: None,
         gpus: Callable[[], NvmlGpus] = NvmlGpus,
+        wait_s: float = WAIT_S,
     ) -> None:
         self.folder, self.backend, self.clock = folder, backend, clock or SystemClock()
-        self.listener, self.gpus = listener, gpus
+        self.listener, self.gpus, self._wait_s = listener, gpus, wait_s
         self.rehearsed, self.interrupted = False, threading.Event()
         self._attempt: Attempt | None = None
         self._lacking: dict[tuple[str, str], ImageError] = {}
@@ -78,18 +82,37 @@ class CampaignRunner:
     def run(self, *, again: Sequence[Status] = ()) -> CampaignOutcome:
         """Run every experiment that is not done yet; finished ones with a verdict of ``again`` are set aside and run again.
 
-        Raises ConflictError (another harness holds it), StorageError, ImageError (what needs the image is still to be run), and
+        Raises ConflictError (another harness holds it), DeviceInUseError (another one measures there), StorageError, ImageError (what needs the image is still to be run), and
         CampaignInterruptedError: ``interrupt``, a signal, or something needed was away for too long.
         """
         with self.folder.lock():
             self.journal = Journal(self.folder.state)
             try:
-                with handled_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal):
+                with handled_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal), self._alone():
                     return self._run(again)
             finally:
                 self.journal.close()
                 for sentence in self.backend.close():
                     self.say(sentence)
+
+    @property
+    def here(self) -> bool:
+        """Whether replicas run on this machine, in the control groups of this process."""
+        return self.backend.name == "local"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the GPUs of the whole campaign, from its first replica to its last, or this machine where it needs none."""
+        locks = DeviceLocks(measured_on(expand(self.folder.spec)) if self.here else [])
+        try:
+            locks.take(self.clock, self.interrupted, self.say, self._wait_s)
+            self._refuse_interruption()
+            yield
+        except DeviceInUseError as error:
+            advice = f"{error.advice} Then go on with: harness resume {self.folder.path}"
+            raise DeviceInUseError(error.message, advice=advice) from error
+        finally:
+            locks.release()
 
     def _run(self, again: Sequence[Status]) -> CampaignOutcome:
         self.journal.append("campaign-begins")

@@ -1,13 +1,8 @@
-"""How far one attempt can be trusted: its steps, its replicas, what the data say, what a hostile neighbour did to them; and what this machine did beside them (limits of control groups, a second harness)."""
+"""How far one attempt can be trusted: its steps, its replicas, what the data say, what a hostile neighbour did to them; and what this machine did beside them (limits of control groups)."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,30 +10,22 @@ from typing import Any
 
 from harness.backends.base import ReplicaDeath
 from harness.cgroup import Cgroup
-from harness.clock import Clock
 from harness.errors import ReasonCode
-from harness.metrics.nvml import gpu_facts
 from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.rows import RecordingSummary, neighbour_of
 from harness.metrics.telemetry import held_back
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict
 from harness.results.requests import Window, requests_between_readings, requests_within
-from harness.spec import Device, ExperimentSpec
+from harness.spec import ExperimentSpec
 from harness.spec.condition import crashing
 from harness.spec.workload import MEMORY_HOG
 
 DEATH_ADVICE = "Look into the replica's log among the experiment's files; fewer replicas may fit where these did not."
 AT_ONCE_S = 5.0
 """Who dies with a crash may be noticed this much before it."""
-LOCKS_VARIABLE = "HARNESS_LOCKS"
-"""Environment: the folder of the locks, where harnesses of one machine do not share /run/lock or the temporary folder."""
-WAIT_S = 60.0
-"""How long an experiment waits for another harness that measures here."""
-POLL_S = 0.5
 THROTTLED_SHARE = 0.05
 """Of the quota's periods; with more, what is measured is the quota."""
-_ALONE = "Let one harness measure on a machine, or on a GPU, at a time."
 _AFTER_S = "Set its option after_s, seconds from its first request, so that it lies in the recording."
 _ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
 _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
@@ -188,88 +175,6 @@ class GroupWatch:
                 "Raise the quota, or give the replicas less work, so that the machine is measured and not the quota."
             )
             yield Finding(Severity.DEGRADED, ReasonCode.CPU_THROTTLED, "", message, advice)
-
-
-class MachineLock:
-    """Says whether another harness measures on the same GPUs (``names``: UUIDs), or where there are none on the same ``host``.
-
-    Whoever measures holds a shared lock of each. Who comes second waits; if that takes too long it measures as well, and
-    leaves a mark by which the first one knows.
-    """
-
-    def __init__(self, names: Sequence[str], *, folder: Path | None = None) -> None:
-        self._paths = [(folder or _folder()) / f"gpu-sharing-harness-{name}.lock" for name in names]
-        self._held: list[tuple[int, float]] = []
-        self._contested = False
-        self._problem = ""
-
-    def acquire(self, clock: Clock, wake: threading.Event, say: Callable[[str], None], wait_s: float = WAIT_S) -> None:
-        """Wait until nobody else measures, or ``wait_s`` are over, or ``wake`` is set; it is held afterwards in any case."""
-        deadline_s, announced = clock.now_s() + wait_s, False
-        try:
-            for path in self._paths:
-                descriptor = _open(path)
-                while not _lock(descriptor, fcntl.LOCK_EX):
-                    if not announced:
-                        say(f"waits up to {wait_s:g} s for another harness that measures on this machine ({path}).")
-                        announced = True
-                    if clock.now_s() >= deadline_s or clock.wait_until(clock.now_s() + POLL_S, wake):
-                        self._contested = True
-                        with suppress(OSError):
-                            os.utime(path)
-                        break
-                _lock(descriptor, fcntl.LOCK_SH)
-                self._held.append((descriptor, os.fstat(descriptor).st_mtime_ns))
-        except OSError as error:
-            self._problem = f"{error.strerror} ({error.filename or self._paths[0]})"
-
-    def release(self) -> Iterator[Finding]:
-        """Let go; whether somebody else measured in the meantime. Idempotent."""
-        held, self._held = self._held, []
-        for descriptor, since_ns in held:
-            self._contested |= os.fstat(descriptor).st_mtime_ns != since_ns
-            os.close(descriptor)
-        if held and self._contested:
-            message = "Another harness measured on this machine at the same time, and was measured with it."
-            yield Finding(Severity.DEGRADED, ReasonCode.HOST_SHARED, "", message, _ALONE)
-        if self._problem:
-            message = f"Whether another harness measured here at the same time is not known: {self._problem}."
-            self._problem = ""
-            yield Finding(Severity.INFO, ReasonCode.NOT_JUDGED, "", message)
-
-
-def measured_on(experiment: ExperimentSpec) -> list[str]:
-    """Names of the locks of an experiment on this machine."""
-    gpus = [] if experiment.workload.device is Device.CPU else gpu_facts()[0]
-    return [gpu.uuid for gpu in gpus[: experiment.gpus]] or ["host"]
-
-
-def _folder() -> Path:
-    named = os.environ.get(LOCKS_VARIABLE)
-    if named:
-        Path(named).mkdir(parents=True, exist_ok=True)
-        return Path(named)
-    shared = Path("/run/lock")
-    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-
-
-def _open(path: Path) -> int:
-    """A descriptor to lock; of another user's file one to read. Raises OSError."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with suppress(OSError):
-        os.fchmod(descriptor, 0o666)  # whatever the umask: others lock and mark it, too
-    return descriptor
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _words(limit: float | None) -> str:

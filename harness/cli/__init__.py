@@ -33,7 +33,7 @@ refused · 4 finished with INVALID experiments · 5 files are not what the manif
 harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
 not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
 campaign was not reproduced · 13 worse than the baseline (--fail-on regression) · 14 DEGRADED experiments
-(--fail-on degraded) · 130 interrupted (resume goes on) · 141 whoever read the answer left before its end."""
+(--fail-on degraded) · 15 another harness measures on the same GPU · 130 interrupted (resume goes on) · 141 whoever read the answer left before its end."""
 _PANELS = {
     "Start here": (campaign.init, campaign.validate, campaign.plan, campaign.doctor, campaign.schema),
     "Run": (campaign.run, campaign.stress, campaign.resume, campaign.status, profile.profile, profile.probe),

@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from harness import errors
 from harness.cli import output
-from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
+from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, NoWait, Report, Results, Within
 from harness.errors import CampaignFileError, LoadError, PreflightError, UsageError, counted, duration
 
 if TYPE_CHECKING:
@@ -247,6 +247,7 @@ def run(
     *,
     results: Results = Path("results"),
     force: Force = False,
+    no_wait: NoWait = False,
     report: Report = True,
     fail_on: FailOn = None,
     baseline: Baseline = None,
@@ -257,10 +258,19 @@ def run(
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
-    run_source(read_source(file), results, thresholds(fail_on, baseline, within), force=force, report=report)
+    limits = thresholds(fail_on, baseline, within)
+    run_source(read_source(file), results, limits, force=force, no_wait=no_wait, report=report)
 
 
-def run_source(source: CampaignSource, results: Path, wanted: Thresholds, *, force: bool, report: bool) -> None:
+def run_source(
+    source: CampaignSource,
+    results: Path,
+    wanted: Thresholds,
+    *,
+    force: bool = False,
+    no_wait: bool,
+    report: bool = True,
+) -> None:
     """Run what a file or a command says, and tell what came of it."""
     from harness.campaign.preflight import prepare
     from harness.cli.progress import run_shown
@@ -269,7 +279,7 @@ def run_source(source: CampaignSource, results: Path, wanted: Thresholds, *, for
     for failure in wanted.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
     folder = prepare(source, results, force=force, say=output.note)
-    _finish(run_shown(folder), folder, wanted, report=report)
+    _finish(run_shown(folder, wait=not no_wait), folder, wanted, report=report)
 
 
 def stress(
@@ -277,6 +287,7 @@ def stress(
     *,
     results: Results = Path("results"),
     force: Force = False,
+    no_wait: NoWait = False,
     report: Report = True,
     json: Json = False,
 ) -> None:
@@ -290,7 +301,7 @@ def stress(
             advice="Add e.g. `stress: {first: 1, most: 64, latency_limit_ms: {p99: 50}}`, or run it as it is: harness run",
         )
     output.note(_of_points(spec))
-    run(file, results=results, force=force, report=report, json=json)
+    run(file, results=results, force=force, no_wait=no_wait, report=report, json=json)
 
 
 def resume(
@@ -300,6 +311,7 @@ def resume(
         bool,
         Option("--as-started", help="Go on with the campaign file as it was, although the original changed since."),
     ] = False,
+    no_wait: NoWait = False,
     report: Report = True,
     retry_invalid: Annotated[
         bool, Option("--retry-invalid", help="Run INVALID experiments again; the old ones are kept among the attempts.")
@@ -322,7 +334,7 @@ def resume(
     if not as_started:
         check_source(folder)
     wanted.refuse_unanswerable(folder.spec)
-    outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else ())
+    outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else (), wait=not no_wait)
     _finish(outcome, folder, wanted, report=report)
 
 

@@ -36,6 +36,10 @@ def _use_json(value: bool) -> bool:
 Json = Annotated[bool, Option("--json", callback=_use_json, help="One JSON document on stdout.")]
 Results = Annotated[Path, Option("--results", help="Folder that holds the campaigns' folders.")]
 Force = Annotated[bool, Option("--force", help="Run although preflight found errors.")]
+NoWait = Annotated[
+    bool,
+    Option("--no-wait", help="End at once (15) where another harness measures on the same GPU; default: after 60 s."),
+]
 Report = Annotated[bool, Option("--report/--no-report", help="Write the report at the end.")]
 CampaignPath = Annotated[Path, Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 FailOn = Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from harness.cli import output
-from harness.cli.options import Json, Results, positive
+from harness.cli.options import Json, NoWait, Results, positive
 from harness.errors import UsageError
 
 KNEE_PRECISION, MEMORY_PRECISION = 0.25, 0.02
@@ -45,6 +46,7 @@ def profile(
         Path | None, Option(help="Run on the cluster that this campaign file's section `kubernetes` names.")
     ] = None,
     write: Annotated[Path | None, Option(help="Write the campaign file, a new one, and run nothing.")] = None,
+    no_wait: NoWait = False,
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Profile a workload: speed at each setting, what holds it back, and how far the batch goes.
@@ -104,7 +106,7 @@ def profile(
         atomic_write(write, text)
         output.sentence(f"{write} written. Run it with: harness run {write}")
         return
-    run_source(source, results, thresholds(None, None, None), force=False, report=True)
+    run_source(source, results, thresholds(None, None, None), no_wait=no_wait)
 
 
 def probe(
@@ -115,6 +117,7 @@ def probe(
         float, Option(callback=positive, max=60, help="Seconds to watch them for in each repeat.")
     ] = 1.0,
     repeats: Annotated[int, Option(min=1, max=100, help="How often to measure, each time with new processes.")] = 5,
+    no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
     """Measure how long a turn on this GPU lasts, and what a switch to the next process takes.
@@ -124,6 +127,8 @@ def probe(
     from harness.analysis.questions.time_slices import rows, sentence, time_slices
     from harness.campaign.probe import gpu_to_probe
     from harness.campaign.probe import probe as measure
+    from harness.clock import SystemClock
+    from harness.host import WAIT_S, DeviceLocks
     from harness.sharing.modes import ANYWHERE
     from harness.spec import Sharing
 
@@ -132,7 +137,13 @@ def probe(
     except ValueError:
         raise UsageError(f"There is no sharing mode {sharing!r}.", advice="Probe time-slicing or mps.") from None
     gpu = gpu_to_probe(mode)
-    measured = time_slices(measure(gpu, mode, processes=processes, seconds=seconds, repeats=repeats, say=output.note))
+    lock = DeviceLocks([gpu.uuid])
+    lock.take(SystemClock(), threading.Event(), output.note, 0.0 if no_wait else WAIT_S)
+    try:
+        watched = measure(gpu, mode, processes=processes, seconds=seconds, repeats=repeats, say=output.note)
+    finally:
+        lock.release()
+    measured = time_slices(watched)
     if json:
         settings = {"gpu": gpu.name, "sharing": mode.value, "processes": processes}
         output.document({**settings, "seconds": seconds, "repeats": repeats, **asdict(measured)})

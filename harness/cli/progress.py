@@ -18,6 +18,7 @@ from rich.text import Text
 from harness.campaign import events
 from harness.cli import output
 from harness.errors import counted, duration, printable
+from harness.host import WAIT_S
 from harness.metrics.rows import POOLED
 from harness.node.events import (
     Listener,
@@ -41,8 +42,11 @@ MOST_REPLICAS = 16
 """Whose figures are shown one by one: more would fill the screen."""
 
 
-def run_shown(folder: CampaignFolder, again: Sequence[Status] = ()) -> CampaignOutcome:
-    """Run a campaign to its end, and show on stderr how far it is. ``again``: verdicts of which experiments are run anew."""
+def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait: bool = True) -> CampaignOutcome:
+    """Run a campaign to its end, and show on stderr how far it is.
+
+    ``again``: verdicts of which experiments are run anew; ``wait``: for another harness on the same GPU.
+    """
     from harness.backends.base import make_backend
     from harness.campaign.runner import CampaignRunner
 
@@ -50,7 +54,7 @@ def run_shown(folder: CampaignFolder, again: Sequence[Status] = ()) -> CampaignO
     backend = make_backend(folder.spec, folder.campaign_id)
     with _bar(console) if console.is_terminal else nullcontext() as bar:
         listener = LiveBar(bar) if bar else PlainLines()
-        return CampaignRunner(folder, backend, listener=listener).run(again=again)
+        return CampaignRunner(folder, backend, listener=listener, wait_s=WAIT_S if wait else 0.0).run(again=again)
 
 
 class _Sentences:

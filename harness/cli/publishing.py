@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from harness.cli import output
-from harness.cli.options import Force, Json, positive
+from harness.cli.options import Force, Json, NoWait, positive
 from harness.errors import NotReproducedError, UsageError, duration
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def reproduce(
         Path | None, Option(help="Folder that holds the campaigns' folders.", show_default="results")
     ] = None,
     force: Force = False,
+    no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
@@ -140,7 +141,8 @@ def reproduce(
             output.note(_what_it_takes(source, most, within))
             for line in _foreign_code(source.spec):
                 output.note(line)
-            run_again = partial(_run_again, archive=archive, results=results or Path("results"), force=force)
+            into = results or Path("results")
+            run_again = partial(_run_again, archive=archive, results=into, force=force, no_wait=no_wait)
             folders = [run_again(source, before=[])]
             ran = [analyse(folders[0])]
             if more := more_repeats(analysis, ran[0], measures, within=within / 100, most=most):
@@ -191,7 +193,9 @@ def _runs(spec: CampaignSpec) -> str:
     return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
 
 
-def _run_again(source: CampaignSource, *, archive: Path, before: Sequence[Path], results: Path, force: bool) -> Path:
+def _run_again(
+    source: CampaignSource, *, archive: Path, before: Sequence[Path], results: Path, force: bool, no_wait: bool
+) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.campaign.preflight import prepare
     from harness.cli.progress import run_shown
@@ -202,7 +206,7 @@ def _run_again(source: CampaignSource, *, archive: Path, before: Sequence[Path],
         f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "
         f"{archive} {against}"
     )
-    run_shown(folder)
+    run_shown(folder, wait=not no_wait)
     return folder.path
 
 

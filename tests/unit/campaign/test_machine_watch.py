@@ -1,16 +1,21 @@
-"""What the machine does to a recording: limits of control groups, and a second harness."""
+"""What the machine does to a recording (limits of control groups), and that nobody else measures there meanwhile."""
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
-from contextlib import suppress
 
 import pytest
 
-from harness.campaign import verdict
-from harness.campaign.verdict import GroupWatch, MachineLock, measured_on
+from harness import host
+from harness.backends import devices
+from harness.backends.devices import measured_on
+from harness.campaign.verdict import GroupWatch
 from harness.clock import SystemClock
-from harness.errors import ReasonCode
+from harness.errors import DeviceInUseError, ReasonCode
+from harness.host import DeviceLocks
 from harness.metrics.nvml import GpuFacts
 from harness.metrics.quality import Severity
 from tests.support.cgroups import Machine
@@ -47,75 +52,126 @@ def harness(tmp_path):
     """Another harness each time; what each was told is kept."""
     locks = []
 
-    def begin(*names, wait_s=0.0):
-        lock = MachineLock(names or ["host"], folder=tmp_path)
+    def begin(*names, wait_s=0.0, wake=None):
+        lock = DeviceLocks(names or ["host"], folder=tmp_path)
         lock.said = []
-        lock.acquire(SystemClock(), threading.Event(), lock.said.append, wait_s)
         locks.append(lock)
+        lock.take(SystemClock(), wake or threading.Event(), lock.said.append, wait_s)
         return lock
 
     yield begin
     for lock in locks:
-        list(lock.release())
+        lock.release()
 
 
-def test_two_harnesses_that_measure_at_once_are_both_degraded_and_the_next_is_not(harness):
-    first, second = harness(), harness()
+def test_a_second_harness_on_the_same_gpu_is_refused_with_the_process_that_measures(harness):
+    first = harness("GPU-a", "GPU-b")
 
-    assert (first.said, len(second.said)) == ([], 1)
-    assert of(first.release()) == of(second.release()) == [(Severity.DEGRADED, ReasonCode.HOST_SHARED)]
-    assert of(harness().release()) == []
+    with pytest.raises(DeviceInUseError, match=rf"process {os.getpid()}\) measures on GPU-b") as refused:
+        harness("GPU-b", "GPU-c")
+    assert (refused.value.exit_code, first.said) == (15, [])
+    assert harness("GPU-c").said  # nothing of the refused one is left
 
 
-def test_who_waits_until_the_first_has_ended_is_alone(harness):
-    first = harness()
-    waiting = threading.Thread(target=lambda: found.append(harness(wait_s=30)))
-    found = []
+def test_who_waits_says_so_once_and_measures_when_the_first_has_ended(harness, monkeypatch):
+    monkeypatch.setattr(host, "POLL_S", 0.01)
+    first, said, began = harness(), threading.Event(), []
+
+    def second():
+        lock = DeviceLocks(["host"], folder=first._folder)
+        lock.take(SystemClock(), threading.Event(), lambda sentence: (began.append(sentence), said.set()), 30.0)
+        lock.release()
+
+    waiting = threading.Thread(target=second)
     waiting.start()
-    with suppress(StopIteration):
-        assert of(first.release()) == []
+    assert said.wait(30)
+    first.release()
     waiting.join()
 
-    assert of(found[0].release()) == []
+    assert [sentence.split(":")[0] for sentence in began] == ["waits up to 30 s"]
 
 
-def test_harnesses_on_other_gpus_do_not_meet(harness):
+def test_an_interruption_ends_the_wait_with_nothing_held(harness):
+    first, interrupted = harness("GPU-b"), threading.Event()
+    interrupted.set()
+    harness("GPU-a", "GPU-b", wait_s=30.0, wake=interrupted)
+    first.release()
+
+    assert harness("GPU-a", "GPU-b").said == []
+
+
+def test_harnesses_on_other_gpus_measure_at_once_and_say_it(harness):
     first, second = harness("GPU-a"), harness("GPU-b", "GPU-c")
 
-    assert of([*first.release(), *second.release()]) == []
+    assert first.said == []
+    assert second.said == [f"note: another harness (process {os.getpid()}) measures on GPU-a of this machine."]
 
 
-def test_a_lock_that_cannot_be_made_is_said_and_measured_without(tmp_path, monkeypatch):
+def test_the_lock_of_a_killed_process_is_taken_although_a_child_of_it_lives(harness, tmp_path):
+    program = f"""
+import os, pathlib, sys, threading
+from harness.clock import SystemClock
+from harness.host import DeviceLocks
+DeviceLocks(["GPU-a"], folder=pathlib.Path({str(tmp_path)!r})).take(SystemClock(), threading.Event(), print)
+if not os.fork():
+    print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        child = int(process.stdout.readline())
+        with pytest.raises(DeviceInUseError, match=f"process {process.pid}"):
+            harness("GPU-a")
+        process.kill()
+        process.wait()
+        try:
+            assert harness("GPU-a").said == []
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_that_cannot_be_made_is_said_and_measured_without(harness, monkeypatch):
     def full(path, *_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(verdict.os, "open", full)
-    lock = MachineLock(["host"], folder=tmp_path)
-    lock.acquire(SystemClock(), threading.Event(), print)
+    monkeypatch.setattr(host.os, "open", full)
 
-    assert of(lock.release()) == [(Severity.INFO, ReasonCode.NOT_JUDGED)]
+    assert [sentence.split(":")[0] for sentence in harness().said] == [
+        "whether another harness measures here is unknown"
+    ]
 
 
-def test_the_file_of_another_user_is_locked_as_well(tmp_path, monkeypatch):
+def test_the_file_of_another_user_is_locked_as_well(harness, monkeypatch):
+    harness().release()
     opened = os.open
 
-    def not_for_writing(path, flags, *mode):
-        if flags & os.O_CREAT:
+    def not_to_be_made(path, flags, *mode):
+        if flags & os.O_CREAT:  # as of the kernel's fs.protected_regular
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return opened(path, flags, *mode)
 
-    MachineLock(["host"], folder=tmp_path).acquire(SystemClock(), threading.Event(), print)
-    monkeypatch.setattr(verdict.os, "open", not_for_writing)
-    lock = MachineLock(["host"], folder=tmp_path)
-    lock.acquire(SystemClock(), threading.Event(), lambda _sentence: None, 0.0)
+    monkeypatch.setattr(host.os, "open", not_to_be_made)
+    first = harness()
 
-    assert of(lock.release()) == [(Severity.DEGRADED, ReasonCode.HOST_SHARED)]
+    assert first.said == []
+    with pytest.raises(DeviceInUseError):
+        harness()
 
 
-def test_an_experiment_is_measured_on_its_gpus_or_on_the_machine(monkeypatch):
-    gpus = [GpuFacts("a GPU", 1, 1, uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
-    monkeypatch.setattr(verdict, "gpu_facts", lambda: (gpus, ""))
+def test_locks_are_where_every_user_has_them(monkeypatch, tmp_path):
+    monkeypatch.delenv(host.LOCKS_VARIABLE)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for writable in ("/run/lock", "/tmp", str(tmp_path)):
+        monkeypatch.setattr(host.os, "access", lambda path, _mode, here=writable: str(path) == here)
+        assert str(host._lock_folder()) == writable
 
-    assert measured_on(experiment()) == ["GPU-a"]
-    assert measured_on(experiment(gpus=2)) == ["GPU-a", "GPU-b"]
-    assert measured_on(experiment(workload={"device": "cpu"})) == ["host"]
+
+def test_experiments_are_measured_on_their_gpus_or_on_the_machine(monkeypatch):
+    gpus = [GpuFacts("a GPU", 1, 1, uuid=uuid, mig_uuids=(f"MIG-{uuid}",)) for uuid in ("GPU-a", "GPU-b")]
+    monkeypatch.setattr(devices, "gpu_facts", lambda: (gpus, ""))
+    one_gpu, two_gpus, cpu = experiment(), experiment(gpus=2), experiment(workload={"device": "cpu"})
+
+    assert measured_on([one_gpu]) == {"GPU-a"}
+    assert measured_on([one_gpu, two_gpus, cpu]) == {"GPU-a", "GPU-b", "host"}
+    assert measured_on([cpu]) == {"host"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-b")
+    assert measured_on([one_gpu]) == {"GPU-b"}

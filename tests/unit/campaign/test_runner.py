@@ -17,6 +17,7 @@ from harness.campaign.verify import verify_campaign
 from harness.errors import (
     BackendError,
     CampaignInterruptedError,
+    DeviceInUseError,
     Issue,
     IssueLevel,
     ReasonCode,
@@ -80,6 +81,23 @@ def test_what_is_done_is_verified_and_not_repeated(stage):
 
     assert len(on.backend.deployments) == 2
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_campaign_holds_its_gpu_until_it_ends_and_one_that_cannot_have_it_goes_on_later(stage):
+    first, second, refused = stage(), stage(), []
+    first.backend.name = second.backend.name = "local"
+
+    def begin():
+        with pytest.raises(DeviceInUseError, match="harness resume") as error:
+            second.runner().run()
+        refused.append(error.value.exit_code)
+
+    first.when(events.StepBegins, begin, step="cool-down")
+    first.runner().run()
+
+    assert set(refused) == {15}
+    assert [notice for notice in second.notices() if notice.startswith("waits")]
+    assert set(second.runner().run().statuses.values()) == {Status.VALID}
 
 
 def test_a_failed_deployment_is_tried_again(stage):
