@@ -71,6 +71,8 @@ class Expected(BaseModel):
     nvidia_driver_version: str = ""
     nvidia_driver_modules: str = ""
     nvidia_driver_fabric_manager: str = ""
+    versions: Mapping[str, Any] = {}
+    versions_driver_repositories: Mapping[str, Mapping[str, Any]] = {}
     dra_driver_state: str = "absent"
     device_plugin_sharing: Mode = WHOLE
     device_plugin_replicas: int = 1

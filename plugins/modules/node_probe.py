@@ -109,6 +109,35 @@ def psi_readable() -> bool:
 # What GPUs (3D or VGA controllers) and NVSwitches (bridges of no other kind) are on the PCI bus.
 GPU_CLASS, SWITCH_CLASS = "0x03", "0x0680"
 SYS, MODULES, DRIVER = Path("/sys"), Path("/lib/modules"), Path("/proc/driver/nvidia/version")
+# Generations of GPUs by the first number of their PCI devices, of which some lie between those of others: name, the highest compute capability
+# of any of it, the first driver that has none of it any more, and whether it has open kernel modules (None: open ones alone).
+GENERATIONS = (
+    (0x0000, "Kepler or older", "3.7", "471", False),
+    (0x1340, "Maxwell", "5.3", "581", False),
+    (0x15F0, "Pascal", "6.2", "581", False),
+    (0x1600, "Maxwell", "5.3", "581", False),
+    (0x1725, "Pascal", "6.2", "581", False),
+    (0x1730, "Maxwell", "5.3", "581", False),
+    (0x1B00, "Pascal", "6.2", "581", False),
+    (0x1D80, "Volta", "7.2", "581", False),
+    (0x1E00, "Turing", "7.5", "", True),
+    (0x2080, "Ampere", "8.7", "", True),
+    (0x2180, "Turing", "7.5", "", True),
+    (0x2200, "Ampere", "8.7", "", True),
+    (0x2300, "Hopper", "9.0", "", True),
+    (0x2400, "Ampere", "8.7", "", True),
+    (0x2600, "Ada", "8.9", "", True),
+    (0x2900, "Blackwell or newer", "99.0", "", None),
+)
+
+
+def generation(pci_id: int) -> dict[str, Any]:
+    """What is known of a GPU by the number of its PCI device."""
+    _, name, capability, driver_end, opened = [row for row in GENERATIONS if row[0] <= pci_id][-1]
+    modules = {True: ["open", "proprietary"], False: ["proprietary"], None: ["open"]}[opened]
+    return {"name": name, "capability": capability, "driver_end": driver_end, "modules": modules}
+
+
 # The keys that DKMS signs with, and what the role nvidia_driver leaves.
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_PIN = "/etc/apt/preferences.d/node-nvidia-driver"
@@ -120,15 +149,16 @@ def gpu() -> dict[str, Any]:
         device for device in (SYS / "bus/pci/devices").glob("*") if (read(device / "vendor") or "").strip() == "0x10de"
     ]
     classes = [read(device / "class") or "" for device in devices]
+    pci_ids = sorted(
+        int((read(device / "device") or "0").strip(), 16)
+        for device, kind in zip(devices, classes, strict=True)
+        if kind.startswith(GPU_CLASS)
+    )
     version = read(DRIVER) or ""
     match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", version)
     return {
         "pci_devices": sum(one.startswith(GPU_CLASS) for one in classes),
-        "pci_ids": sorted(
-            int((read(device / "device") or "0").strip(), 16)
-            for device, kind in zip(devices, classes, strict=True)
-            if kind.startswith(GPU_CLASS)
-        ),
+        "generations": [generation(pci_id) for pci_id in pci_ids],
         "switches": sum(one.startswith(SWITCH_CLASS) for one in classes),
         "driver": match[1] if match else None,
         "open": "Open Kernel Module" in version,

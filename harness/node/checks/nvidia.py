@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -182,13 +183,28 @@ def _wants_open(node: Node) -> bool:
     return modules == "open" or (modules == "auto" and not old)
 
 
+def _repository(node: Node) -> Mapping[str, Any]:
+    """What is another of the driver in NVIDIA's repository for the node's distribution; most have nothing."""
+    words = dict(
+        line.split("=", 1) for line in (node.machine.read("/etc/os-release") or "").splitlines() if "=" in line
+    )
+    release = "-".join(words.get(key, "").strip('"') for key in ("ID", "VERSION_ID"))
+    return node.expected.versions_driver_repositories.get(release, {})
+
+
+def _wanted_version(node: Node) -> str:
+    """The inventory's own, else that of the distribution, which only the machine knows."""
+    wanted, usual = node.expected.nvidia_driver_version, node.expected.versions.get("nvidia_driver")
+    return str(_repository(node).get("version", wanted)) if wanted == usual else wanted
+
+
 driver_check = partial(check, when=_managed)
 
 
 @driver_check("driver/version", "Reboot where another one is still loaded, or run playbooks/upgrade.yml to change it.")
 def driver_is_the_pinned_one(node: Node) -> Observation:
     """The managed driver that is loaded is the one of the table."""
-    return same(node.expected.nvidia_driver_version, _driver_version(node))
+    return same(_wanted_version(node), _driver_version(node))
 
 
 @driver_check("driver/modules", f"{_DRIVER_AGAIN}, and reboot: the other kind is still loaded.")
@@ -212,9 +228,9 @@ def nouveau_is_off(node: Node) -> Observation:
 def driver_and_kernel_are_held(node: Node) -> Observation:
     """A managed driver and the kernel that it was built for are held: neither is upgraded without the other."""
     fabric = [node.expected.nvidia_driver_fabric_manager] if _SWITCH.search(devices(node)) else []
-    driver = ["nvidia-open" if _wants_open(node) else "cuda-drivers", *fabric]
+    driver = _repository(node).get("open", ["nvidia-open"]) if _wants_open(node) else ["cuda-drivers"]
     kernel = node.output("uname", "-r").strip()
-    versions = dict.fromkeys(driver, node.expected.nvidia_driver_version)
+    versions = dict.fromkeys([*driver, *fabric], _wanted_version(node))
     return judge_packages(node, versions | {f"linux-image-{kernel}": "", f"linux-headers-{kernel}": ""})
 
 

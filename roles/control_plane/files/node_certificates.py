@@ -1,38 +1,64 @@
 #!/usr/bin/python3
-"""Renews the certificates of the control plane in time, and gives users the new kubeconfig. Run by systemd once a day.
+"""Renews in time what ends, and gives users what is new. Run by systemd once a day, and by the role when a node joins.
 
-    node-certificates DAYS [KUBECONFIG...]     renew once one of them ends within so many days
+    node-certificates DAYS [KUBECONFIG...]     renew what ends within so many days
+    node-certificates serving NODE SECONDS     approve what the node's kubelet asks for until the API server reaches it
 
-A KUBECONFIG that is the administrator's, word for word, is replaced by the new one, its owner and mode being kept; any other stays.
+Renewed are the control plane's certificates, those of the monitoring, and the token of harness.conf. A KUBECONFIG that is the
+administrator's, word for word, is replaced by the new one. A kubelet's request for the certificate that it serves with is approved when
+the kubelet of that node made it, for serving alone, under no other names and addresses than the roles wrote down for it.
 """
 
+import base64
 import hashlib
 import json
 import os
+import re
+import secrets
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 KUBERNETES = Path("/etc/kubernetes")
 # There until all of them are read: a run that meets it was preceded by a killed one. The role control_plane has the same one.
 MARK = "renewal-unfinished"
 READERS = "^(etcd|kube-apiserver|kube-controller-manager|kube-scheduler)$"
+# A node's addresses, a line each; what monitoring_access keeps; whose token it is (the role inference_namespace).
+SERVING, MONITORING, TOKEN = "kubelet-serving", "monitoring", "harness-token.json"
+SIGNER = "kubernetes.io/kubelet-serving"
+USAGES = {"digital signature", "key encipherment", "server auth"}
+MONITORING_DAYS_MIN, MONITORING_DAYS = 60, 365
+DAY_S, API_S, RETRY_S = 86400, 120, 1.0
 
 
-def run(*words: str) -> str:
+def said(*words: str, given: str = "") -> tuple[int, str]:
+    """Exit status of a program, and its answer or its complaint."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, env=environment)
+    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr or done.stdout).strip()
+
+
+def run(*words: str, given: str = "") -> str:
     """What a program says; ends with its own words where it fails."""
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"node-certificates: {' '.join(words)} failed: {(done.stderr or done.stdout).strip()}")
-    return done.stdout
+    code, answer = said(*words, given=given)
+    if code != 0:
+        raise SystemExit(f"node-certificates: {' '.join(words)} failed: {answer}")
+    return answer
+
+
+def asking(*words: str) -> list[str]:
+    """The command that asks the API server as the administrator."""
+    return ["kubectl", "--kubeconfig", str(KUBERNETES / "admin.conf"), "--request-timeout", "20s", *words]
 
 
 def due(days: int) -> list[str]:
     """The certificates that end within so many days; kubeadm says words before its answer."""
-    said = run("kubeadm", "certs", "check-expiration", "--output", "json")
-    known = json.loads(said[said.index("{") :])["certificates"]
+    answer = run("kubeadm", "certs", "check-expiration", "--output", "json")
+    known = json.loads(answer[answer.index("{") :])["certificates"]
     ours = [item for item in known if not item.get("missing") and not item.get("externallyManaged")]
-    return [item["name"] for item in ours if item["residualTime"] < days * 86400]
+    return [item["name"] for item in ours if item["residualTime"] < days * DAY_S]
 
 
 def digest(path: Path) -> str:
@@ -40,21 +66,24 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def hand_on(path: Path, before: list[str], after: str) -> None:
-    """A user's copy of the administrator's kubeconfig, by the sums of that, replaced at once; a link, and what is no copy, stay."""
-    if path.is_symlink() or not path.is_file() or digest(path) not in before:
-        return
+def put(path: Path, text: str) -> None:
+    """Replaces a file at once, for its owner alone."""
     own, new = path.stat(), path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
         os.fchown(file.fileno(), own.st_uid, own.st_gid)
-        file.write(after)
+        file.write(text)
     new.replace(path)
 
 
-def main() -> None:
-    """Renews what has to be."""
-    days, paths = int(sys.argv[1]), [Path(word) for word in sys.argv[2:]]
+def hand_on(path: Path, before: list[str], after: str) -> None:
+    """A user's copy of the administrator's kubeconfig, by the sums of that, is replaced; a link, and what is no copy, stay."""
+    if not path.is_symlink() and path.is_file() and digest(path) in before:
+        put(path, after)
+
+
+def renew_control_plane(days: int, paths: list[Path]) -> None:
+    """Renews all where one ends within so many days, and has its programs and users read them."""
     mark, admin = KUBERNETES / MARK, KUBERNETES / "admin.conf"
     names = due(days)
     if not names and not mark.exists():
@@ -72,6 +101,143 @@ def main() -> None:
     for path in paths:
         hand_on(path, before, admin.read_text(encoding="utf-8"))
     mark.unlink()
+
+
+def wrong(spec: dict[str, Any], node: str, addresses: list[str]) -> str:
+    """What a kubelet's request asks for that is not its node's; empty where there is nothing."""
+    request = base64.b64decode(spec["request"]).decode()
+    code, text = said("openssl", "req", "-noout", "-text", "-subject", "-nameopt", "RFC2253", given=request)
+    if code != 0:
+        return f"no request that can be read: {text}"
+    subject = re.findall(r"^subject=(.*)$", text, re.MULTILINE)
+    names = re.findall(r"Subject Alternative Name:[^\n]*\n\s*([^\n]+)", text)
+    wanted = {part.strip() for part in ",".join(names).split(",") if part.strip()}
+    more = sorted(wanted - {f"DNS:{node}", *(f"IP Address:{address}" for address in addresses)})
+    more += sorted(set(spec.get("usages", ())) - USAGES)
+    if set(",".join(subject).replace(" ", "").split(",")) != {"O=system:nodes", f"CN=system:node:{node}"}:
+        more.append(f"the subject {subject}")
+    return ", ".join(more) or ("" if wanted else "no name at all")
+
+
+def approve(nodes: list[str]) -> list[str]:
+    """Approves the newest request of each of these nodes that nobody has answered; says of the others what is wrong."""
+    code, text = said(*asking("get", "certificatesigningrequests", "--output", "json"))
+    items = sorted(
+        json.loads(text)["items"] if code == 0 else [], key=lambda item: item["metadata"].get("creationTimestamp") or ""
+    )
+    newest = {
+        item["spec"].get("username"): item
+        for item in items
+        if item["spec"].get("signerName") == SIGNER and not item.get("status", {}).get("conditions")
+    }
+    refused = []
+    for node in nodes:
+        if (item := newest.get(f"system:node:{node}")) is None:
+            continue
+        name = item["metadata"]["name"]
+        addresses = (KUBERNETES / SERVING / node).read_text(encoding="utf-8").split()
+        if reason := wrong(item["spec"], node, addresses):
+            refused.append(f"{name} asks for {reason}")
+        elif said(*asking("certificate", "approve", name))[0] == 0:
+            sys.stdout.write(f"approved {name} of {node}\n")
+    return refused
+
+
+def settle(node: str, timeout_s: float) -> None:
+    """Approves until the API server reaches the node's kubelet, which it does only where it knows the certificate."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        refused = approve([node])
+        code, reason = said(*asking("get", "--raw", f"/api/v1/nodes/{node}/proxy/healthz"))
+        if code == 0:
+            return
+        if time.monotonic() > deadline_s:
+            more = f" Requests that were not approved: {'; '.join(refused)}." if refused else ""
+            raise SystemExit(
+                f"The API server does not reach the kubelet of {node}: {reason}.{more}\n"
+                "`kubectl get certificatesigningrequests` and `journalctl --unit kubelet` on the node say why; the node may ask for its"
+                " name and for its own addresses only. Mend that and run again."
+            )
+        time.sleep(RETRY_S)
+
+
+def renew_monitoring() -> None:
+    """Signs certificates of the monitoring that end soon anew, for the same key and names; Grafana reads its own at its start alone."""
+    for path in sorted((KUBERNETES / MONITORING).glob("*.crt")):
+        lasts = ("openssl", "x509", "-noout", "-checkend", str(MONITORING_DAYS_MIN * DAY_S), "-in", str(path))
+        if path.stem == "ca" or said(*lasts)[0] == 0:
+            continue
+        authority = ("-CA", str(path.with_name("ca.crt")), "-CAkey", str(path.with_name("ca.key")))
+        serial = ("-set_serial", f"0x{secrets.token_hex(16)}", "-days", str(MONITORING_DAYS), "-sha256")
+        copied = ("-copy_extensions", "copyall")
+        request = run(
+            "openssl", "x509", "-x509toreq", *copied, "-in", str(path), "-signkey", str(path.with_suffix(".key"))
+        )
+        new = run("openssl", "x509", "-req", *copied, *authority, *serial, given=request) + "\n"
+        patch = json.dumps({"data": {"tls.crt": base64.b64encode(new.encode()).decode()}})
+        place = ("--namespace", "monitoring")
+        run(*asking("patch", "secret", f"{path.stem}-web", *place, "--type", "merge", "--patch", patch))
+        if path.stem == "grafana":
+            run(*asking("rollout", "restart", "deployment/grafana", *place))
+        put(path, new)
+        sys.stdout.write(f"renewed the certificate of {path.stem}\n")
+
+
+def remaining_s(token: str) -> float:
+    """Seconds that a token is still valid; negative for what is no token."""
+    try:
+        body = token.split(".")[1]
+        return float(json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))).get("exp", 0) - time.time())
+    except (IndexError, ValueError, AttributeError):
+        return -1
+
+
+def renew_tokens() -> None:
+    """Gives users whose kubeconfig of the harness has a token that is half over another one."""
+    asked = json.loads((KUBERNETES / TOKEN).read_text(encoding="utf-8"))
+    for path in [Path(word).expanduser() for word in asked["paths"]]:
+        if path.is_symlink() or not path.is_file():
+            continue
+        content = json.loads(path.read_text(encoding="utf-8"))
+        user = content["users"][0]
+        ours = user["name"] == f"{asked['account']}@{asked['namespace']}"
+        if not ours or remaining_s(user["user"]["token"]) >= int(asked["ttl_s"]) // 2:
+            continue
+        place = ("--namespace", asked["namespace"], "--duration", f"{asked['ttl_s']}s")
+        user["user"] = {"token": run(*asking("create", "token", asked["account"], *place))}
+        put(path, json.dumps(content, indent=1) + "\n")
+        sys.stdout.write(f"renewed the token in {path}\n")
+
+
+def wait_for_the_api() -> None:
+    """Returns once the API server answers: it may have been started anew just now."""
+    deadline_s = time.monotonic() + API_S
+    while said(*asking("get", "--raw", "/readyz"))[0] != 0:
+        if time.monotonic() > deadline_s:
+            raise SystemExit(f"node-certificates: the API server did not answer for {API_S} s; tomorrow again.")
+        time.sleep(RETRY_S)
+
+
+def main() -> None:
+    """Renews what has to be; where one of it fails, the others all the same."""
+    if sys.argv[1] == "serving":
+        settle(sys.argv[2], float(sys.argv[3]))
+        return
+    renew_control_plane(int(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    nodes = sorted(path.name for path in (KUBERNETES / SERVING).glob("[!.]*"))
+    steps = [lambda: sys.stdout.writelines(f"not approved: {reason}\n" for reason in approve(nodes))] if nodes else []
+    steps += [renew_monitoring] if (KUBERNETES / MONITORING / "ca.key").exists() else []
+    steps += [renew_tokens] if (KUBERNETES / TOKEN).exists() else []
+    failed = []
+    if steps:
+        wait_for_the_api()
+    for step in steps:
+        try:
+            step()
+        except (SystemExit, OSError, ValueError, LookupError) as error:
+            failed.append(str(error))
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

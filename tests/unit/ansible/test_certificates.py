@@ -1,8 +1,11 @@
-"""The daily renewal of the control plane's certificates: in time, whole, and for the users whose kubeconfig is the administrator's."""
+"""The daily renewal: in time, whole, for the users whose files are ours; and a kubelet's certificate for exactly its node."""
 
+import base64
 import json
 import os
+import subprocess
 import sys
+import time
 
 import pytest
 import tree
@@ -21,18 +24,46 @@ echo "crictl $*" >> {folder}/calls
 [ "$1" = ps ] && printf 'a1\\nb2\\n'
 exit {status}
 """
+# Behind `--kubeconfig FILE --request-timeout TIME`; a kubelet is reached once a request was approved.
+KUBECTL = """\
+#!/bin/sh
+shift 4
+echo "kubectl $*" >> {folder}/calls
+case "$*" in
+  "get certificatesigningrequests"*) cat {folder}/requests ;;
+  *healthz) grep -q "certificate approve" {folder}/calls || {{ echo "x509: signed by unknown authority" >&2; exit 1; }} ;;
+  "create token"*) cat {folder}/token ;;
+esac
+"""
 DAY_S = 86400
 
 
 @pytest.fixture
-def renew(tmp_path, monkeypatch):
-    """Runs the program on a machine on paper: a certificate's days, and what is called."""
+def machine(tmp_path, monkeypatch):
+    """The program on a machine on paper; run(days, ...) -> the words after each program's name that was called."""
     program = tree.program("roles/control_plane/files/node_certificates.py")
-    (tmp_path / "kubernetes").mkdir()
+    for name in ("kubernetes", "bin"):
+        (tmp_path / name).mkdir()
     (tmp_path / "kubernetes/admin.conf").write_text("old\n")
-    (tmp_path / "bin").mkdir()
     monkeypatch.setattr(program, "KUBERNETES", tmp_path / "kubernetes")
+    monkeypatch.setattr(program, "RETRY_S", 0)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    tree.programs(tmp_path / "bin", ["kubeadm"], KUBEADM.format(folder=tmp_path))
+    tree.programs(tmp_path / "bin", ["kubectl"], KUBECTL.format(folder=tmp_path))
+    (tmp_path / "requests").write_text('{"items": []}')
+
+    def run(*words):
+        (tmp_path / "calls").write_text("")
+        monkeypatch.setattr(sys, "argv", ["node-certificates", *map(str, words)])
+        program.main()
+        return (tmp_path / "calls").read_text().splitlines()
+
+    return run
+
+
+@pytest.fixture
+def renew(machine, tmp_path):
+    """Runs it where a certificate has so many days left."""
 
     def run(days, *paths, status=0):
         listed = [
@@ -41,12 +72,8 @@ def renew(tmp_path, monkeypatch):
         ]
         listed.append({"name": "theirs", "residualTime": 0, "externallyManaged": True})
         (tmp_path / "certificates").write_text(json.dumps({"certificates": listed}))
-        (tmp_path / "calls").unlink(missing_ok=True)
-        tree.programs(tmp_path / "bin", ["kubeadm"], KUBEADM.format(folder=tmp_path))
         tree.programs(tmp_path / "bin", ["crictl"], CRICTL.format(folder=tmp_path, status=status))
-        monkeypatch.setattr(sys, "argv", ["node-certificates", "90", *map(str, paths)])
-        program.main()
-        return [line.split()[1] for line in (tmp_path / "calls").read_text().splitlines()]
+        return [line.split()[1] for line in machine(90, *paths)]
 
     return run
 
@@ -77,3 +104,146 @@ def test_a_renewal_that_was_interrupted_is_finished_by_the_next(renew, tmp_path)
     assert renew(365, copy) == ["certs", "certs", "ps", "stop"]
     assert copy.read_text() == "new\n"
     assert not (tmp_path / "kubernetes/renewal-unfinished").exists()
+
+
+def openssl(*words):
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
+def test_the_monitoring_s_certificates_are_signed_anew_for_the_same_key_and_names(renew, tmp_path):
+    folder = tmp_path / "kubernetes/monitoring"
+    folder.mkdir()
+    key = ["genpkey", "-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"]
+    openssl(*key, folder / "ca.key")
+    openssl(
+        "req", "-x509", "-new", "-key", folder / "ca.key", "-subj", "/CN=ca", "-days", 30, "-out", folder / "ca.crt"
+    )
+    for name, days in (("grafana", 59), ("prometheus", 61)):
+        openssl(*key, folder / f"{name}.key")
+        request = ["req", "-new", "-key", folder / f"{name}.key", "-subj", f"/CN={name}", "-out", tmp_path / "csr"]
+        openssl(*request, "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1")
+        sign = ["x509", "-req", "-in", tmp_path / "csr", "-CA", folder / "ca.crt", "-CAkey", folder / "ca.key"]
+        openssl(*sign, "-set_serial", 1, "-copy_extensions", "copy", "-days", days, "-out", folder / f"{name}.crt")
+    before = {path.name: path.read_text() for path in folder.iterdir()}
+    calls = renew(365)
+    after = {path.name: path.read_text() for path in folder.iterdir()}
+    assert [name for name in after if after[name] != before.get(name)] == ["grafana.crt"]
+    openssl("verify", "-CAfile", folder / "ca.crt", folder / "grafana.crt")
+    openssl("x509", "-noout", "-checkend", 364 * DAY_S, "-in", folder / "grafana.crt")
+    shown = ["openssl", "x509", "-noout", "-text", "-in", str(folder / "grafana.crt")]
+    assert (
+        "DNS:grafana, IP Address:127.0.0.1" in subprocess.run(shown, capture_output=True, text=True, check=True).stdout
+    )
+    assert calls == ["certs", "get", "patch", "rollout"]
+    assert renew(365) == ["certs", "get"]
+
+
+def token(valid_s):
+    body = base64.urlsafe_b64encode(json.dumps({"exp": time.time() + valid_s}).encode()).decode().rstrip("=")
+    return f"e30.{body}.c2ln"
+
+
+@pytest.mark.parametrize(
+    ("name", "valid_s", "renewed"), [("h@i", 40, True), ("h@i", 60, False), ("other@i", 40, False)]
+)
+def test_a_token_that_is_half_over_is_replaced_where_the_file_is_the_account_s(renew, tmp_path, name, valid_s, renewed):
+    path = tmp_path / "harness.conf"
+    path.write_text(json.dumps({"users": [{"name": name, "user": {"token": token(valid_s)}}]}))
+    (tmp_path / "token").write_text("new\n")
+    asked = {"account": "h", "namespace": "i", "ttl_s": 100, "paths": [str(path), str(tmp_path / "nobody's")]}
+    (tmp_path / "kubernetes/harness-token.json").write_text(json.dumps(asked))
+    calls = renew(365)
+    assert (json.loads(path.read_text())["users"][0]["user"]["token"] == "new") == renewed
+    assert calls == ["certs", "get", *["create"] * renewed]
+
+
+def test_where_one_renewal_fails_the_others_are_made_all_the_same(renew, tmp_path):
+    (tmp_path / "kubernetes/harness-token.json").write_text("no JSON")
+    (tmp_path / "kubernetes/kubelet-serving").mkdir()
+    (tmp_path / "kubernetes/kubelet-serving/gpu-1").write_text("192.0.2.10\n")
+    with pytest.raises(SystemExit, match="Expecting value"):
+        renew(365)
+    assert "get certificatesigningrequests" in (tmp_path / "calls").read_text()
+
+
+SUBJECT = "/O=system:nodes/CN=system:node:gpu-1"
+NAMES = "DNS:gpu-1,IP:192.0.2.10"
+FINE = {"subject": SUBJECT, "names": NAMES, "user": "system:node:gpu-1", "usages": ["digital signature", "server auth"]}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Requests by subject and names, each made once: a key for all."""
+    folder, found = tmp_path_factory.mktemp("requests"), {}
+    openssl("genpkey", "-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", folder / "key")
+
+    def make(subject, names):
+        if (subject, names) not in found:
+            command = ["openssl", "req", "-new", "-key", str(folder / "key"), "-subj", subject]
+            command += ["-addext", f"subjectAltName={names}"] if names else []
+            done = subprocess.run(command, check=True, capture_output=True)
+            found[subject, names] = base64.b64encode(done.stdout).decode()
+        return found[subject, names]
+
+    return make
+
+
+@pytest.fixture
+def asked(machine, made, tmp_path):
+    """Writes down what kubelets ask for, and runs the program for gpu-1: which requests are approved."""
+    (tmp_path / "kubernetes/kubelet-serving").mkdir()
+    (tmp_path / "kubernetes/kubelet-serving/gpu-1").write_text("192.0.2.10\n192.0.2.11\n")
+
+    def ask(*items, words=("serving", "gpu-1", 0)):
+        written = []
+        for number, given in enumerate(items, 1):
+            item = {"signer": "kubernetes.io/kubelet-serving", "answered": False} | given
+            spec = {"request": made(item["subject"], item["names"]), "signerName": item["signer"]}
+            spec |= {"username": item["user"], "usages": item["usages"]}
+            metadata = {"name": f"csr-{number}", "creationTimestamp": f"2026-11-28T10:0{number}:00Z"}
+            status = {"conditions": [1]} if item["answered"] else {}
+            written.append({"metadata": metadata, "spec": spec, "status": status})
+        (tmp_path / "requests").write_text(json.dumps({"items": written}))
+        return [line.split()[-1] for line in machine(*words) if "approve" in line]
+
+    return ask
+
+
+def test_what_is_this_nodes_is_approved_and_of_several_the_newest(asked, capsys):
+    assert asked(FINE) == ["csr-1"]
+    assert capsys.readouterr().out == "approved csr-1 of gpu-1\n"
+    assert asked(FINE, FINE | {"user": "system:node:gpu-2"}, FINE) == ["csr-3"]
+
+
+def test_a_renewal_is_approved_by_the_timer(asked, tmp_path):
+    (tmp_path / "certificates").write_text('{"certificates": []}')
+    assert asked(FINE, FINE | {"user": "system:node:gpu-2"}, words=(90,)) == ["csr-1"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"names": f"{NAMES},DNS:kubernetes.default.svc"}, "DNS:kubernetes.default.svc"),
+        ({"names": f"{NAMES},IP:10.96.0.1"}, "IP Address:10.96.0.1"),
+        ({"names": f"{NAMES},URI:spiffe://other"}, "URI:spiffe://other"),
+        ({"names": ""}, "no name at all"),
+        ({"subject": "/O=system:nodes/CN=system:node:gpu-2"}, "the subject"),
+        ({"subject": f"{SUBJECT}/O=system:masters"}, "the subject"),
+        ({"usages": ["digital signature", "server auth", "client auth"]}, "client auth"),
+    ],
+    ids=["another name", "another address", "another kind", "none", "another node", "another group", "another use"],
+)
+def test_what_is_not_this_nodes_is_left_and_named(asked, changed, said):
+    with pytest.raises(SystemExit, match=f"csr-1 asks for .*{said}"):
+        asked(FINE | changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"user": "system:node:gpu-2"}, {"signer": "kubernetes.io/kube-apiserver-client-kubelet"}, {"answered": True}],
+    ids=["of another", "for another use", "answered"],
+)
+def test_what_is_none_of_its_requests_is_not_touched(asked, changed):
+    with pytest.raises(SystemExit, match="does not reach the kubelet of gpu-1: x509") as failed:
+        asked(FINE | changed)
+    assert "asks for" not in str(failed.value)

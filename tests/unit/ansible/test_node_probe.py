@@ -130,7 +130,7 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     bare = {
         "driver": None,
         "pci_devices": 0,
-        "pci_ids": [],
+        "generations": [],
         "switches": 0,
         "open": False,
         "managed": False,
@@ -164,7 +164,7 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     whole = {
         "driver": "580.95.05",
         "pci_devices": 1,
-        "pci_ids": [0x2335],
+        "generations": [module.generation(0x2335)],
         "open": True,
         "managed": False,
         "module_kernels": [module.platform.release()],
@@ -177,6 +177,17 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     assert module.secure_boot() is False
     (tmp_path / "MOK.der").write_bytes(b"another")
     assert module.key_enrolled() is False
+
+
+def test_a_gpu_is_of_the_generation_of_its_number():
+    # K80, GTX 980, P100, GTX 1080, V100, T4, A100, A10, H200, L4, B200, one that is not out yet.
+    numbers = (0x102D, 0x13C0, 0x15F8, 0x1B80, 0x1DB4, 0x1EB8, 0x20B2, 0x2236, 0x2335, 0x27B8, 0x2901, 0x4000)
+    names = "Kepler or older,Maxwell,Pascal,Pascal,Volta,Turing,Ampere,Ampere,Hopper,Ada,Blackwell or newer,Blackwell or newer"
+    assert [module.generation(number)["name"] for number in numbers] == names.split(",")
+    assert module.generation(0x2182)["name"] == "Turing"
+    # What has no open modules has a last driver, and what has is known by the newest.
+    assert all(bool(row[3]) == (row[4] is False) for row in module.GENERATIONS)
+    assert [row[0] for row in module.GENERATIONS] == sorted(row[0] for row in module.GENERATIONS)
 
 
 def test_a_module_is_there_when_it_is_loaded_or_built_into_the_running_kernel(monkeypatch, tmp_path):

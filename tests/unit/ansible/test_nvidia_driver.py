@@ -7,6 +7,7 @@ import json
 
 import pytest
 import recorded_role
+import tree
 
 COMMAND = """\
 #!/bin/sh
@@ -18,7 +19,14 @@ case "$(basename "$0") $1" in
   "dpkg --set-selections") cat > /dev/null ;;
 esac
 """
-GPU = {"pci_devices": 1, "pci_ids": [0x2335], "switches": 0, "driver": None, "open": False, "managed": False}
+GPU = {
+    "pci_devices": 1,
+    "generations": [tree.module("node_probe").generation(0x2335)],
+    "switches": 0,
+    "driver": None,
+    "open": False,
+    "managed": False,
+}
 GPU |= {"module": False, "nouveau": False}
 LOADED = {"driver": "580.95.05", "open": True}
 MACHINES = {
@@ -27,9 +35,10 @@ MACHINES = {
     "finished": LOADED,
     "nouveau": {"nouveau": True},
     "other-driver": {"driver": "570.86.15", "open": True},
-    "volta": {"pci_ids": [0x1DB4], "driver": "580.95.05"},
+    "volta": {"generations": [tree.module("node_probe").generation(0x1DB4)], "driver": "580.95.05"},
     "new-kernel": {"builds": False},
-    "no-gpu": {"pci_devices": 0, "pci_ids": []},
+    "resolute": {"os_version": "26.04", "switches": 4},
+    "no-gpu": {"pci_devices": 0, "generations": []},
     "taken-off": {**LOADED, "managed": True},
     "others-hold": {**LOADED, "managed": True},
     "under-management": {**LOADED, "managed": True},
@@ -42,7 +51,12 @@ def machines(tmp_path_factory):
     nodes, variables = {}, {}
     for name, changes in MACHINES.items():
         gpu = GPU | changes
-        machine = {"os": "ubuntu", "os_version": "24.04", "architecture": "x86_64", "kernel": "6.14.0-29-generic"}
+        machine = {
+            "os": "ubuntu",
+            "os_version": gpu.pop("os_version", "24.04"),
+            "architecture": "x86_64",
+            "kernel": "6.14.0-29-generic",
+        }
         nodes[name] = machine | {"builds": gpu.pop("builds", True), "gpu": gpu}
         variables[name] = {"nvidia_driver_state": "managed"}
     variables["taken-off"] = variables["others-hold"] = {"nvidia_driver_state": "absent"}
@@ -101,6 +115,19 @@ def test_a_finished_machine_is_not_touched(machines):
 
 def test_an_older_gpu_gets_the_proprietary_modules(machines):
     assert installed(machines, "volta")["packages"][0]["name"] == "cuda-drivers"
+
+
+def test_the_new_ubuntu_gets_its_own_driver_by_nvidia_s_packages_pinned_by_nvidia_s_own(machines):
+    asked = installed(machines, "resolute")
+    of_the_driver = ["libnvidia-compute", "nvidia-dkms-open", "nvidia-persistenced", "nvidia-fabricmanager"]
+    wanted = [{"name": name, "version": "595.91.07"} for name in of_the_driver]
+    assert asked["packages"] == [*wanted, {"name": "nvidia-driver-pinning-595", "version": ""}]
+    assert asked["source"] == {
+        "name": "nvidia-driver",
+        "uri": "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2604/x86_64/",
+        "key": "60DF8A40.pub",
+        "fingerprint": "14BAFBC7562AD710CA04E69905FBB6DA60DF8A40",
+    }
 
 
 def test_a_kernel_that_was_changed_without_the_driver_gets_its_modules(machines):

@@ -33,8 +33,15 @@ PLAY = """\
   pre_tasks: [{name: Judge, judge_variables: {}, when: judged}]
   roles: [preflight]
 """
+generation = tree.module("node_probe").generation
 GPU = {"pci_devices": 1, "driver": "580.95.05", "module": True, "nouveau": False, "secure_boot": False}
-GPU |= {"switches": 0, "fabric_manager": False, "pci_ids": [0x2335], "module_kernels": [], "key_enrolled": False}
+GPU |= {
+    "switches": 0,
+    "fabric_manager": False,
+    "generations": [generation(0x2335)],
+    "module_kernels": [],
+    "key_enrolled": False,
+}
 MANAGED = {"nvidia_driver_state": "managed"}
 MACHINE = {
     "os": "ubuntu",
@@ -67,9 +74,10 @@ MACHINE = {
 NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 
 
-def gpu(**changes):
-    """A machine whose GPU differs."""
-    return {"gpu": {**GPU, **changes}}
+def gpu(*pci_ids, **changes):
+    """A machine whose GPUs differ."""
+    found = {"generations": [generation(pci_id) for pci_id in pci_ids], "pci_devices": len(pci_ids)} if pci_ids else {}
+    return {"gpu": {**GPU, **found, **changes}}
 
 
 def network(*metrics, only_ipv6=(), **addresses):
@@ -87,6 +95,7 @@ def disk(free, *, volumes=None):
 
 
 DEBIAN = {"os": "debian", "os_version": "13", "os_name": "Debian GNU/Linux 13 (trixie)"}
+RESOLUTE = {"os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"}
 ABSENT = {"installed": False, "version": None, "held": False}
 
 # case: (changes to a good machine, variables, what the message says)
@@ -130,7 +139,7 @@ CASES = {
         {},
         "/opt/local-path-provisioner (storage_path) has 51200 MiB free, at least 56320 MiB are needed: 45 GiB for Prometheus",
     ),
-    "new-ubuntu": ({"os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"}, {}, None),
+    "new-ubuntu": (RESOLUTE, {}, None),
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
     "fast-clock": ({"time_s": 4e9}, {}, "timedatectl set-ntp true"),
     "home-that-root-may-not-write": ({"login_home_closed": True}, {}, "Root may not write into /home/ada"),
@@ -173,37 +182,63 @@ CASES = {
     ),
     "driver-signed": (gpu(driver="470.256.02", secure_boot=True, key_enrolled=True), MANAGED, None),
     "driver-of-no-repository": (
-        {**gpu(driver=None), "os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"},
-        MANAGED,
-        "No repository with the driver is known for Ubuntu 26.04 LTS",
+        {**gpu(driver=None), "os_version": "25.10", "os_name": "Ubuntu 25.10"},
+        {**MANAGED, "preflight_distributions": {"ubuntu": ["25.10"]}},
+        "No repository with the driver is known for Ubuntu 25.10",
+    ),
+    "driver-of-the-new-ubuntu": ({**gpu(driver=None), **RESOLUTE}, MANAGED, None),
+    "volta-on-the-new-ubuntu": (
+        {**gpu(0x1DB4, driver=None), **RESOLUTE},
+        {**MANAGED, "preflight_gpu_capability_min": "7.0"},
+        "Ubuntu 26.04 LTS is known here with the open kernel modules alone (Volta has none)",
+    ),
+    "proprietary-modules-on-the-new-ubuntu": (
+        {**gpu(driver=None), **RESOLUTE},
+        {**MANAGED, "nvidia_driver_modules": "proprietary"},
+        "known here with the open kernel modules alone. Set nvidia_driver_modules to auto",
     ),
     "volta": (
-        gpu(pci_ids=[0x1DB4]),
+        gpu(0x1DB4),
         {},
-        "1 of 1 GPUs are older than Turing (compute capability 7.2 at most), and torch 2.13.0 of the workload image, built for CUDA 13.0",
+        "1 of 1 GPUs are of a generation (Volta: compute capability 7.2 at most), and torch 2.13.0 of the workload image, built for CUDA 13.0",
     ),
-    "volta-with-a-torch-of-its-own": (gpu(pci_ids=[0x1DB4]), {"preflight_gpu_capability_min": "7.0"}, None),
+    "volta-with-a-torch-of-its-own": (gpu(0x1DB4), {"preflight_gpu_capability_min": "7.0"}, None),
     "volta-managed": (
-        gpu(driver=None, pci_ids=[0x1DB4]),
+        gpu(0x1DB4, driver=None),
         {**MANAGED, "preflight_gpu_capability_min": "6.0"},
         None,
     ),
-    "volta-left-out": (gpu(pci_ids=[0x1DB4]), {"node_gpu": "absent"}, None),
-    "volta-beside-blackwell": (gpu(driver=None, pci_ids=[0x1DB4, 0x2901]), MANAGED, "GPUs are older than Turing"),
+    "volta-left-out": (gpu(0x1DB4), {"node_gpu": "absent"}, None),
+    "volta-beside-blackwell": (
+        gpu(0x1DB4, 0x2901, driver=None),
+        MANAGED,
+        "1 of 2 GPUs (Volta) have no open kernel modules, 1 have no others",
+    ),
+    "turing-with-images-for-ampere": (
+        gpu(0x1EB8, 0x20B5),
+        {"preflight_gpu_capability_min": "8.0"},
+        "1 of 2 GPUs are of a generation (Turing",
+    ),
+    "kepler": (
+        gpu(0x1180, 0x2335, driver="470.256.02"),
+        {"preflight_gpu_capability_min": "3.5"},
+        "1 of 2 GPUs are of a generation (Kepler or older) that no driver from 471 on knows, and torch 2.13.0 of the workload image needs 580.65.06",
+    ),
+    "kepler-left-out": (gpu(0x1180, driver="470.256.02"), {"node_gpu": "absent"}, None),
     "volta-with-open-modules": (
-        gpu(driver=None, pci_ids=[0x1DB4]),
+        gpu(0x1DB4, driver=None),
         {**MANAGED, "nvidia_driver_modules": "open"},
-        "have no open kernel modules",
+        "1 of 1 GPUs (Volta) have no open kernel modules",
     ),
     "blackwell-with-proprietary-modules": (
-        gpu(driver=None, pci_ids=[0x2901]),
+        gpu(0x2901, driver=None),
         {**MANAGED, "nvidia_driver_modules": "proprietary"},
-        "1 of 1 GPUs are of Blackwell's generation or later",
+        "1 of 1 GPUs (Blackwell or newer) have open kernel modules alone",
     ),
     "volta-with-a-new-driver": (
-        gpu(driver=None, pci_ids=[0x1DB4]),
+        gpu(0x1DB4, driver=None),
         {**MANAGED, "nvidia_driver_version": "590.44.01"},
-        "580 is the last driver for them",
+        "1 of 1 GPUs (Volta) have no driver from 581 on, and nvidia_driver_version is 590.44.01",
     ),
     "no-cpu-left-for-pods": (
         {},

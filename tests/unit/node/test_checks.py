@@ -418,3 +418,16 @@ def test_a_cordon_says_whose_it_is_by_the_mark_that_the_upgrade_makes(annotation
     node_object(spec={"unschedulable": True}, metadata={"annotations": annotations})(paper)
     (found,) = [one for one in verdict(paper).checks if one.name == "cluster/schedulable"]
     assert found.found == said
+
+
+def test_a_driver_of_the_new_ubuntu_is_judged_by_that_distribution_s_own_version_and_packages() -> None:
+    paper = machine()
+    write("/etc/os-release", 'ID=ubuntu\nVERSION_ID="26.04"\n')(paper)
+    write("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64  595.91.07\n")(paper)
+    row = {"version": "595.91.07", "open": ["libnvidia-compute"]}
+    given = {"versions": {"nvidia_driver": "580.95.05"}, "versions_driver_repositories": {"ubuntu-26.04": row}}
+    paper.installed["nvidia-fabricmanager"] = PackageState("595.91.07-1ubuntu1", installed=True, held=True)
+    lacking = {check.name for check in verdict(paper, **given).failed}
+    paper.installed["libnvidia-compute"] = PackageState("595.91.07-1ubuntu1", installed=True, held=True)
+    whole = {check.name for check in verdict(paper, **given).failed}
+    assert (lacking - whole, "driver/version" in whole) == ({"driver/held"}, False)
