@@ -25,6 +25,10 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False  # of typing, which would have to be imported
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Not the parent's own signal: a killed parent dies thread by thread, and is still there when the first of them is gone.
@@ -147,8 +151,9 @@ class CappedLog:
         return written
 
 
-def _under_lifeline(lifeline: int, command: list[str]) -> int:
-    """Run the command until it or the starter ends; returns its exit code, or 137 when the starter is gone."""
+def guard(lifeline: int, run: Callable[[], object]) -> int:
+    """Fork ``run`` as a process that cannot outlive this one or the starter; returns its exit code, or 137 when the starter is gone."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     awake, alarm = os.pipe()
     os.set_blocking(alarm, False)
     signal.set_wakeup_fd(alarm)
@@ -157,7 +162,7 @@ def _under_lifeline(lifeline: int, command: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C reaches the harness, which drains us
     source, output = os.pipe()
     log = CappedLog(source, sys.stdout.fileno())
-    child_pid = _fork(command, lifeline, output)
+    child_pid = _fork(run, lifeline, output)
     os.close(output)
     heard = [lifeline, awake, source]
     code = None
@@ -176,8 +181,8 @@ def _under_lifeline(lifeline: int, command: list[str]) -> int:
     return code
 
 
-def _fork(command: list[str], lifeline: int, output: int) -> int:
-    """Start the command in a session of its own; it ends with this process, whatever ends that."""
+def _fork(run: Callable[[], object], lifeline: int, output: int) -> int:
+    """Start it in a session of its own; it ends with this process, whatever ends that."""
     supervisor = os.getpid()
     pid = os.fork()
     if pid:
@@ -189,6 +194,11 @@ def _fork(command: list[str], lifeline: int, output: int) -> int:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # it died before the line above took effect
         os._exit(137)
+    run()
+    os._exit(0)
+
+
+def _execute(command: list[str]) -> None:
     try:
         os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
     except OSError as error:
@@ -227,9 +237,9 @@ def main(mode: str, *arguments: str) -> int:
             pass
         log.finish()
         return 0
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if mode == LIFELINE:
-        return _under_lifeline(int(arguments[0]), list(arguments[1:]))
+        return guard(int(arguments[0]), lambda: _execute(list(arguments[1:])))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     return _under_parent(int(arguments[0]), float(arguments[1]), arguments[2], list(arguments[3:]))
 
 

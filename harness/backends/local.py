@@ -15,6 +15,7 @@ from typing import Any
 from harness import supervisor
 from harness.backends.base import KILLED_FOR_MEMORY, Backend, Deployment, ReplicaDeath, start_advice
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
+from harness.backends.forked import ForkServer
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import (
     CAMPAIGN_VARIABLE,
@@ -42,6 +43,7 @@ from harness.sharing.modes import MODES, mode_of
 from harness.spec import Device, ExperimentSpec, Timing, WorkloadSpec
 from harness.spec.condition import crashing
 from harness.spec.replica import OF_ITS_START, VARIABLE, ReplicaSpec
+from harness.spec.workload import BUILTIN_WORKLOADS
 
 POLL_S = 0.1
 ON_GPU_WITHIN_S = 10.0
@@ -56,6 +58,7 @@ class LocalBackend(Backend):
     def __init__(self, campaign_id: str, *, clock: Clock | None = None) -> None:
         self._campaign_id = campaign_id
         self._clock = clock or SystemClock()
+        self._fork_servers: dict[str, ForkServer] = {}
 
     def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:
         """Memory, GPU, factories and rivals for the experiments, looked at without starting anything."""
@@ -68,6 +71,24 @@ class LocalBackend(Backend):
             mode.sweep(self._campaign_id)
         return ended
 
+    def close(self) -> Sequence[str]:
+        """End what forks replicas."""
+        for server in self._fork_servers.values():
+            server.close()
+        self._fork_servers.clear()
+        return ()
+
+    def _forks(self, slot: ReplicaSlot, timing: Timing) -> ForkServer | None:
+        """What forks this replica; None: it starts as a new process."""
+        name = slot.workload.target
+        if timing.start != "forked" or slot.layer is not None or name not in BUILTIN_WORKLOADS:
+            return None
+        if name not in self._fork_servers:
+            environment = {"PYTHONPATH": import_paths(), CAMPAIGN_VARIABLE: self._campaign_id, **OF_ITS_START}
+            self._fork_servers[name] = ForkServer(name, environment)
+        server = self._fork_servers[name]
+        return server if server.ready else None
+
     def deploy(
         self,
         experiment: ExperimentSpec,
@@ -78,7 +99,7 @@ class LocalBackend(Backend):
         notice: Notify = unheard,  # noqa: ARG002 - nothing that it waits for comes from others
     ) -> LocalDeployment:
         """Start the replicas and return when each has served. See Backend.deploy."""
-        deployment = LocalDeployment(experiment, folder, self._campaign_id, clock=self._clock)
+        deployment = LocalDeployment(experiment, folder, self._campaign_id, clock=self._clock, forks=self._forks)
         try:
             deployment.wait_ready(timeout_s=experiment.timing.ready_timeout_s, abort=abort)
             deployment.refuse_what_was_not_asked_for()
@@ -92,7 +113,15 @@ class LocalBackend(Backend):
 class LocalDeployment(Deployment):
     """The processes of one experiment: the measured replicas, and its neighbours."""
 
-    def __init__(self, experiment: ExperimentSpec, folder: Path, campaign_id: str, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        campaign_id: str,
+        *,
+        clock: Clock,
+        forks: Callable[[ReplicaSlot, Timing], ForkServer | None],
+    ) -> None:
         self._experiment = experiment
         self._campaign_id = campaign_id
         self._clock = clock
@@ -119,7 +148,8 @@ class LocalDeployment(Deployment):
                     **self._sharing.environment(position),
                     CAMPAIGN_VARIABLE: campaign_id,
                 }
-                self._replicas.append(LocalReplica(slot, environment, self._lifeline))
+                forked_by = forks(slot, experiment.timing)
+                self._replicas.append(LocalReplica(slot, environment, self._lifeline, forked_by))
         except OSError as error:
             self.stop(timeout_s=experiment.drain_timeout_s)
             raise BackendError(

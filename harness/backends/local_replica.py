@@ -20,6 +20,7 @@ import psutil
 
 from harness import supervisor
 from harness.backends.devices import deal_cpus
+from harness.backends.forked import ForkedGuard, ForkServer
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
 from harness.metrics.recorder import ReplicaTarget
@@ -78,15 +79,24 @@ def slots_with_cpus(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlo
 
 
 class LocalReplica:
-    """A running replica, below its guard, with these settings beside the harness's own environment. Raises OSError."""
+    """A running replica, below its guard, with these settings beside the harness's own environment. Raises OSError.
 
-    def __init__(self, slot: ReplicaSlot, environment: Mapping[str, str], lifeline: Lifeline) -> None:
+    ``forks``: what forks it; None: it is a new process.
+    """
+
+    def __init__(
+        self, slot: ReplicaSlot, environment: Mapping[str, str], lifeline: Lifeline, forks: ForkServer | None = None
+    ) -> None:
         self.slot = slot
         self.served = False
         self.log = layout.replica_log(slot.folder, slot.index)
         self._folder = layout.replica_folder(slot.folder, slot.index)
         self._folder.mkdir(parents=True)
-        self.guard: subprocess.Popen[bytes] = lifeline.start(
+        self.guard: subprocess.Popen[bytes] | ForkedGuard
+        if forks is not None:
+            self.guard = forks.start(lifeline.read_end, log=self.log, environment=environment)
+            return
+        self.guard = lifeline.start(
             slot.layer.around(WORKLOAD_COMMAND) if slot.layer else WORKLOAD_COMMAND,
             log=self.log,
             # Not on the command line, where every user of the machine can read it.
@@ -210,12 +220,12 @@ class Lifeline:
     """A pipe whose one end only this process holds: its end is the guards' signal that we are gone."""
 
     def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
+        self.read_end, self._write_end = os.pipe()
 
     def start(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start ``command`` under a guard; it ends when the lifeline is cut. Its output goes to ``log``. Raises OSError."""
         log.parent.mkdir(exist_ok=True)
-        guard = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LIFELINE, str(self._read_end), *command]
+        guard = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LIFELINE, str(self.read_end), *command]
         with log.open("wb") as output:
             return subprocess.Popen(
                 guard,
@@ -223,7 +233,7 @@ class Lifeline:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
-                pass_fds=(self._read_end,),
+                pass_fds=(self.read_end,),
                 start_new_session=True,
             )
 
@@ -236,11 +246,11 @@ class Lifeline:
         """End whatever still runs on it. Idempotent."""
         if self._write_end >= 0:
             os.close(self._write_end)
-            os.close(self._read_end)
+            os.close(self.read_end)
             self._write_end = -1
 
 
-def await_end(process: subprocess.Popen[bytes], timeout_s: float = END_S) -> int:
+def await_end(process: subprocess.Popen[bytes] | ForkedGuard, timeout_s: float = END_S) -> int:
     """The exit code of a supervisor that was asked to end; one that does not, as it was stopped, is killed with all below it."""
     try:
         return process.wait(timeout_s)

@@ -162,6 +162,14 @@ class Timing(StrictModel):
     ] = Field(0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series.")
     ready_timeout_s: WithinADay = Field(300.0, description="Seconds a replica may take until it serves.")
     drain_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds a replica may take to end after SIGTERM.")
+    start: Annotated[
+        Literal["fresh", "forked"],
+        Lacking(KUBERNETES, "a pod's replica is a process of its own", "Remove it."),
+    ] = Field(
+        "fresh",
+        description="How replicas start: each as a new process, or forked from one that has imported the workload, which "
+        "saves the seconds of the import. Models of your own and servers start fresh in any case.",
+    )
 
     @property
     def window_s(self) -> float:
