@@ -45,6 +45,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+EXIT_CODES = {
+    0: "done",
+    1: "internal error",
+    2: "wrong command, campaign file or path; a file that is not written over",
+    3: "preflight refused",
+    4: "finished with INVALID experiments",
+    5: "files are not what the manifest says",
+    6: "in use by another harness, or changed since it began",
+    7: "results folder cannot be written",
+    8: "replicas failed",
+    9: "a metric could not be read",
+    10: "the node failed",
+    11: "an objective is not met or inconclusive (--fail-on slo)",
+    12: "a published campaign was not reproduced",
+    13: "worse than the baseline, or none can be compared (--fail-on regression)",
+    14: "DEGRADED experiments (--fail-on degraded)",
+    15: "another harness measures on the same GPU",
+    130: "interrupted (resume goes on)",
+    141: "broken pipe: the reader closed it, as head does",
+}
+"""What the command ends with. Of what --fail-on asks for, the lowest that applies."""
 _LAYOUT = "\n\t"
 _BYTE = re.compile("[\udc80-\udcff]")
 """One of a file's name that is no text."""

@@ -16,6 +16,7 @@ from harness.spec import (
     FIRST_LOOK,
     CampaignSpec,
     CellSpec,
+    Device,
     ExperimentSpec,
     Order,
     ServerSpec,
@@ -150,6 +151,21 @@ def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
         looked_at = FIRST_LOOK if spec.until_known else spec.most_repeats
         return [experiment for experiment in expand(spec) if experiment.repeat <= looked_at]
     return [one_experiment(spec, cells[0], 1) for cells in spec.series()]
+
+
+def matrix(experiments: Sequence[ExperimentSpec]) -> tuple[list[str], list[list[object]]]:
+    """Titles and rows of a small table: a row for each workload, mode and condition, with its numbers of replicas, repeats and runs."""
+    rows: dict[tuple[str, str, str], list[ExperimentSpec]] = {}
+    for experiment in experiments:
+        mode = "CPU" if experiment.workload.device is Device.CPU else experiment.cell.mode
+        rows.setdefault((experiment.workload.name, mode, experiment.condition_name), []).append(experiment)
+    named = any(condition for _, _, condition in rows)
+    table: list[list[object]] = []
+    for (workload, mode, condition), runs in rows.items():
+        replicas = ", ".join(map(str, sorted({run.replicas for run in runs})))
+        repeats = max(run.repeat for run in runs)
+        table.append([workload, mode, *([condition] if named else []), replicas, repeats, len(runs)])
+    return ["workload", "mode", *(["condition"] if named else []), "replicas", "repeats", "runs"], table
 
 
 def estimate(experiments: Sequence[ExperimentSpec]) -> CampaignCost:

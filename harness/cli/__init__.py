@@ -22,30 +22,26 @@ from typer.models import CommandInfo
 
 from harness import __version__
 from harness.cli import campaign, node, output, profile, publishing, results
-from harness.errors import BackendError, HarnessError, UsageError
+from harness.errors import EXIT_CODES, BackendError, HarnessError, UsageError
 from harness.extras import advice_on
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter, Parameter
 
-EXIT_CODES = """Exit codes: 0 done · 1 internal error · 2 wrong command, campaign file or path · 3 preflight
-refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
-harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
-not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
-campaign was not reproduced · 13 worse than the baseline (--fail-on regression) · 14 DEGRADED experiments
-(--fail-on degraded) · 15 another harness measures on the same GPU · 130 interrupted (resume goes on) · 141 whoever read the answer left before its end."""
 _PANELS = {
-    "Start here": (campaign.init, campaign.validate, campaign.plan, campaign.doctor, campaign.schema),
-    "Run": (campaign.run, campaign.stress, campaign.resume, campaign.status, profile.profile, profile.probe),
-    "Results": (
-        *(results.verify, results.report, results.compare, results.export),
-        *(publishing.publish, publishing.reproduce, publishing.scenarios),
-    ),
-    "Node and cluster": (node.provision, node.sharing, node.verify_node, node.reboot_test, node.offline_list),
+    "Start here": (campaign.init, campaign.validate, campaign.plan, campaign.doctor),
+    "Run": (campaign.run, campaign.stress, campaign.resume, campaign.status, profile.profile),
+    "Results": (results.verify, results.report, results.compare, publishing.publish, publishing.reproduce),
+    "Node and cluster": (node.provision, node.sharing, node.verify, node.reboot_test, node.offline_list),
+    "Advanced": (results.export, publishing.scenarios, campaign.schema, profile.probe),
 }
-_EPILOGS = {
-    "Node and cluster": "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted.",
+_NODE = "node"
+"""The command below which those of the node stand."""
+MOVED = {
+    "verify-node": "node verify",
+    **{name: f"node {name}" for name in ("provision", "sharing", "reboot-test", "offline-list")},
 }
+"""By the name of a command before 1.0, which works for one release: its name now."""
 _NOTHING_GIVEN = re.compile(r"--[a-z-]+=")
 _WHOLE = 1000
 """Characters that the help may show of what a command does: all."""
@@ -61,7 +57,7 @@ _EXAMPLES = {
 """Of what a command needs, by the name in its usage; everything else is a campaign's folder."""
 _SIGN = "Sign the archive itself, with minisign, gpg or cosign, and check that signature before the archive is read."
 _IN_FILE = "It is a key of the campaign file: write that with `harness profile ... --write FILE`, edit it, and run it."
-_REMOVED = {
+REMOVED = {
     "archive": "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
     "leaderboard": "`harness status DIR` prints one table of all campaigns in a folder, `harness compare` says what a difference is worth.",
     **{f"profile --{option}": _IN_FILE for option in ("name", "seed", "threads", "timeout-s", "warmup-requests")},
@@ -72,13 +68,15 @@ _REMOVED = {
 """By command and option: what to use instead of what this version has no more."""
 
 
-class _Commands(UserDict[str, "Command | CommandInfo"]):
+class _Commands(UserDict[str, "Command | CommandInfo | typer.Typer"]):
     """Commands by their names, each made when it is first looked at."""
 
     def __getitem__(self, name: str) -> Command:
         command = super().__getitem__(name)
         if isinstance(command, CommandInfo):
             command = self[name] = get_command_from_info(command, pretty_exceptions_short=False, rich_markup_mode=None)
+        elif isinstance(command, typer.Typer):
+            command = self[name] = typer.main.get_group(command)
         return command
 
 
@@ -87,10 +85,10 @@ class _Panels(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._infos = {
-            get_command_name(info.callback.__name__): info for info in commands.registered_commands if info.callback
-        }
-        self.commands = _Commands(self._infos)  # type: ignore[assignment] # what is stored is no command yet
+        below = f"{_NODE} " if settings["name"] == _NODE else ""
+        self._infos = {name.removeprefix(below): info for name, info in listed().items() if name.startswith(below)}
+        made = {name: info for name, info in self._infos.items() if " " not in name}
+        self.commands = _Commands(made if below else made | {_NODE: node_app})  # type: ignore[assignment] # no commands yet
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002 - click's signature
         """Write a section for each panel, in the order of their first commands."""
@@ -114,6 +112,11 @@ class _Panels(TyperGroup):
         """Refuse what is empty or gone (UsageError): a path of no characters is the folder where one stands, which nobody means."""
         if not ctx.resilient_parsing:
             _refuse_removed(args)
+        if args and args[0] in MOVED and ctx.parent is None:
+            now = MOVED[args[0]]
+            if not ctx.resilient_parsing:
+                output.note(f"note: harness {args[0]} is now: harness {now}")
+            args = [*now.split(), *args[1:]]
         empty = next((place for place, word in enumerate(args) if word == "" or _NOTHING_GIVEN.fullmatch(word)), None)
         if empty is not None and not ctx.resilient_parsing:
             which = args[empty].rstrip("=") or next(iter(args[empty - 1 : empty]), "harness")
@@ -145,7 +148,7 @@ class _Panels(TyperGroup):
 def _refuse_removed(args: list[str]) -> None:
     command = next((word for word in args if not word.startswith("-")), "")
     options = {word.partition("=")[0] for word in args}
-    for removed, advice in _REMOVED.items():
+    for removed, advice in REMOVED.items():
         name, *gone = removed.split()
         if name == command and options.issuperset(gone):
             raise UsageError(f"harness {removed} was removed.", advice=advice)
@@ -168,17 +171,31 @@ def _newest_campaign() -> str:
     return str(max(campaigns, key=lambda path: path.stat().st_mtime, default=Path("results/CAMPAIGN")))
 
 
+_LOOKS: Any = {
+    "cls": _Panels,
+    "no_args_is_help": True,
+    "rich_markup_mode": None,
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 commands = typer.Typer()
+node_app = typer.Typer(
+    name=_NODE,
+    help="Make nodes, judge them, and switch how pods share their GPUs.",
+    epilog="Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted.",
+    **_LOOKS,
+)
 app = typer.Typer(
     name="harness",
-    cls=_Panels,
     help="Measure what GPU sharing costs, from a bare machine to a decision.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
+    epilog=f"Exit codes: {' · '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    **_LOOKS,
 )
+
+
+def listed() -> dict[str, CommandInfo]:
+    """Every command by its whole name, in the order of the help."""
+    return {str(info.name): info for info in commands.registered_commands}
 
 
 def _version(value: bool) -> None:
@@ -197,7 +214,10 @@ def _root(
 
 for _panel, _functions in _PANELS.items():
     for _function in _functions:
-        commands.command(rich_help_panel=_panel, epilog=_EPILOGS.get(_panel))(_function)
+        _name = get_command_name(_function.__name__)
+        commands.command(
+            f"{_NODE} {_name}" if _function.__module__ == node.__name__ else _name, rich_help_panel=_panel
+        )(_function)
 
 READER_LEFT = 128 + 13
 """The exit code where whoever read the answer closed the pipe: that of a program which SIGPIPE ended."""

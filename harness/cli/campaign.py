@@ -106,12 +106,12 @@ def plan(
 ) -> None:
     """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing.
 
-    With --fail-on, exit as `run` would (3) where preflight refuses, and where the results could not pass: an objective
+    Exits with 3 where preflight refuses, as `run` would; with --fail-on also where the results could not pass: an objective
     that the recording is too short for (11), with `degraded` also where preflight warns (14).
     """
     from harness.backends.base import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, loads, most
+    from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, loads, matrix, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
@@ -171,8 +171,7 @@ def plan(
     )
     _show(load)
     output.result()
-    listed = sure if spec.until_known else experiments
-    output.table(["#", "experiment"], [[number, run.experiment_id] for number, run in enumerate(listed, start=1)])
+    output.table(*matrix(sure if spec.until_known else experiments))
     output.result()
     for issue in findings:
         output.sentence(f"preflight {issue.severity.value}: {issue.message} {issue.advice}".rstrip())

@@ -1,4 +1,4 @@
-"""Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
+"""Commands about the node, below `harness node`: provision, sharing, verify, reboot-test, offline-list."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def sharing(
     _play(request, ask=ask_become_pass, json=json)
 
 
-def verify_node(
+def verify(
     *,
     inventory: Inventory = None,
     limit: Limit = "",
@@ -133,10 +133,11 @@ def verify_node(
     the verdicts on further nodes, and `ok` is true when all are.
     """
     from harness.node.runner import find_project
-    from harness.node.verify import VerifyRequest, verify
+    from harness.node.verify import VerifyRequest
+    from harness.node.verify import verify as judge
 
     request = VerifyRequest(inventory=inventory, limit=limit, areas=only or (), wait_s=wait)
-    verdicts = verify(find_project(), request)
+    verdicts = judge(find_project(), request)
     if json:
         first, *others = (verdict.to_dict() for verdict in verdicts)
         output.document({**first, "ok": all(verdict.ok for verdict in verdicts), "others": others})
@@ -171,7 +172,7 @@ def reboot_test(
         test = RebootTest(project, request, listener, output.note, password)
         if before:
             test.save_state(before)
-            output.result(f"{before} written. Reboot, then: harness reboot-test --after {before}")
+            output.result(f"{before} written. Reboot, then: harness node reboot-test --after {before}")
             return
         report = test.compare_state(after) if after else test.run()
     if json:

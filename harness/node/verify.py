@@ -123,7 +123,7 @@ def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[NodeVer
     for verdict in verdicts:
         failures = [record for record in summary.failures if record.host in ("", verdict.host)]
         failed = "; ".join(f"{record.role} {record.task}: {record.error}" for record in failures) or "all passed"
-        advice = "Run `harness provision`; the task's own words say what is missing." if failures else ""
+        advice = "Run `harness node provision`; the task's own words say what is missing." if failures else ""
         expected = "every role's own verification passes"
         verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", not failures, expected, failed, advice))
 
@@ -264,7 +264,7 @@ class RebootTest:
             if not verdict.ok:
                 raise NodeError(
                     f"{verdict.host} is not well before the reboot: {verdict.failed[0]}",
-                    advice="Run `harness provision`, then `harness verify-node`, until nothing fails.",
+                    advice="Run `harness node provision`, then `harness node verify`, until nothing fails.",
                 )
         return [
             BootState(verdict.host, verdict.boot_id, tuple(check.name for check in verdict.checks))

@@ -65,7 +65,7 @@ class AsLent(ClusterSharing):
     """The GPUs as the device plugin lends them when the campaign begins."""
 
     fixed_slices: ClassVar[bool] = True
-    log_advice: ClassVar[str] = "Say what there is in `sharing`, or switch the cluster: harness sharing MODE."
+    log_advice: ClassVar[str] = "Say what there is in `sharing`, or switch the cluster: harness node sharing MODE."
 
     def check(self, api: ClusterApi, nodes: Sequence[Object], experiments: Sequence[ExperimentSpec]) -> Iterable[Issue]:
         """Whether the GPUs are shared as the experiments say."""

@@ -26,7 +26,7 @@ class Exclusive(SharingMode):
 
     sharing = Sharing.EXCLUSIVE
     meaning = "each replica has a GPU of its own"
-    switch_command = "harness sharing exclusive"
+    switch_command = "harness node sharing exclusive"
     own_gpu = True
     strategy_label = "none"
 
@@ -37,7 +37,7 @@ class TimeSlicing(SharingMode):
     sharing = Sharing.TIME_SLICING
     meaning = "replicas take turns on a GPU"
     attribution = Attribution.REQUESTS
-    switch_command = "harness sharing time-slicing --replicas N"
+    switch_command = "harness node sharing time-slicing --replicas N"
     needs_gpu = False
     takes_turns = True
     plugin_section = "timeSlicing"
@@ -138,7 +138,7 @@ class Mig(SharingMode):
 
     sharing = Sharing.MIG
     meaning = "each replica has a fixed part of a GPU to itself"
-    switch_command = "harness sharing exclusive --mig PROFILES"
+    switch_command = "harness node sharing exclusive --mig PROFILES"
     own_instance = True
     unattributed = "the driver counts them for the whole GPU, not for each MIG instance"
 

@@ -43,7 +43,7 @@ class Mps(SharingMode):
     meaning = "replicas use a GPU at the same time"
     attribution = Attribution.REQUESTS
     caution = "Under mps a replica that crashes can end all others on its GPU."
-    switch_command = "harness sharing mps --replicas N"
+    switch_command = "harness node sharing mps --replicas N"
     concurrent = True
     most_processes = 48
     plugin_section = strategy_label = gke_strategy = "mps"

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.pages import capabilities, checks, dictionary, fields, metrics
+from scripts.pages import capabilities, checks, commands, dictionary, fields, metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: Mapping[str, Callable[[str], str]] = {
     "checks.md": lambda _: checks.page(),
     "cluster.md": capabilities.page,
+    "commands.md": lambda _: commands.page(),
     "dictionary.md": lambda _: dictionary.page(),
     "fields.md": lambda _: fields.page(),
     "metrics.md": lambda _: metrics.page(),

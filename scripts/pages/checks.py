@@ -10,21 +10,21 @@ _HEAD = """# The verdict on a node
 
 <!-- Written by `python -m scripts.pages` from the checks; edit `harness/node/checks/` instead. -->
 
-`harness verify-node` judges a whole node, independently of the roles that made it: {count} checks and, as `{roles}/verify`,
+`harness node verify` judges a whole node, independently of the roles that made it: {count} checks and, as `{roles}/verify`,
 every role's own verification. Exit code 0: all is well; 10: something failed, with what was expected, what was found, what
 to do, and the last lines of the unit's journal. It changes nothing and gives the same checks before and after a reboot.
 
 ```sh
-harness verify-node                          # the inventory's nodes, in words
-harness verify-node --json                   # one document, for scripts
-harness verify-node --only swap --only crio  # some areas
-harness verify-node --wait 600               # after a reboot: judge again until nothing fails, for up to ten minutes
-harness reboot-test --inventory INVENTORY    # judge, reboot, judge, converge again with nothing changed
+harness node verify                          # the inventory's nodes, in words
+harness node verify --json                   # one document, for scripts
+harness node verify --only swap --only crio  # some areas
+harness node verify --wait 600               # after a reboot: judge again until nothing fails, for up to ten minutes
+harness node reboot-test --inventory INVENTORY    # judge, reboot, judge, converge again with nothing changed
 pytest tests/testinfra --hosts=ansible://HOST --ansible-inventory=INVENTORY   # the same checks, one test each
 ```
 
-The machine we are on cannot watch its own reboot: `harness reboot-test --before state.json`, reboot, then
-`harness reboot-test --after state.json`.
+The machine we are on cannot watch its own reboot: `harness node reboot-test --before state.json`, reboot, then
+`harness node reboot-test --after state.json`.
 
 ## The document
 

@@ -1,4 +1,4 @@
-"""The project's own judgement of a machine: its command `verify-node` and its testinfra suite, run as a user would."""
+"""The project's own judgement of a machine: its command `node verify` and its testinfra suite, run as a user would."""
 
 import json
 import os
@@ -42,18 +42,18 @@ def document(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 
 
 def verdict(playbooks: Playbooks, *, wait_s: int = 60, only: Iterable[str] = ()) -> Verdict:
-    """Ask `harness verify-node` for its machine-readable verdict.
+    """Ask `harness node verify` for its machine-readable verdict.
 
     wait_s: how long to judge again while it fails. only: areas of checks; none: all of them.
     """
     areas = [word for area in only for word in ("--only", area)]
-    done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s), *areas)
+    done = harness(playbooks, "node", "verify", "--json", "--wait", str(wait_s), *areas)
     return read(document(done), done.returncode, done.stderr)
 
 
 def verdicts(playbooks: Playbooks, *, wait_s: int = 60) -> dict[str, Verdict]:
     """The same of every machine of the inventory, by its name there."""
-    done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s))
+    done = harness(playbooks, "node", "verify", "--json", "--wait", str(wait_s))
     first = document(done)
     return {found["host"]: read(found, done.returncode, done.stderr) for found in (first, *first["others"])}
 

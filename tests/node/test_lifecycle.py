@@ -25,7 +25,7 @@ FILES = "/files/"
 
 @dataclass(frozen=True)
 class Reboot:
-    """What `harness reboot-test` reported, and what was seen of the machine without it."""
+    """What `harness node reboot-test` reported, and what was seen of the machine without it."""
 
     status: int
     report: dict[str, Any]
@@ -39,7 +39,7 @@ class Reboot:
 def rebooted(playbooks: Playbooks, converged_disks: Disks) -> Reboot:  # noqa: ARG001 - it comes after
     machine = playbooks.machine
     before, boot_before = fingerprint.take(machine), machine.boot_id()
-    done = judge.harness(playbooks, "reboot-test", "--json", "--wait", "60")
+    done = judge.harness(playbooks, "node", "reboot-test", "--json", "--wait", "60")
     boots = (boot_before, machine.boot_id())
     return Reboot(done.returncode, judge.document(done), done.stderr, boots, before, fingerprint.take(machine))
 

@@ -33,7 +33,7 @@ OTHER = "trixie" if SUITE == "bookworm" else "bookworm"
 
 @dataclass(frozen=True)
 class Reboot:
-    """What `harness reboot-test` reported, and the boots as seen without it."""
+    """What `harness node reboot-test` reported, and the boots as seen without it."""
 
     status: int
     report: dict[str, Any]
@@ -62,7 +62,7 @@ def with_a_gpu(others_playbooks: Playbooks, without_a_gpu: Run) -> Run:
 def others_reboot(others_playbooks: Playbooks, with_a_gpu: Run) -> Reboot:  # noqa: ARG001 - it comes after
     machine = others_playbooks.machine
     before = machine.boot_id()
-    done = judge.harness(others_playbooks, "reboot-test", "--json", "--wait", "60")
+    done = judge.harness(others_playbooks, "node", "reboot-test", "--json", "--wait", "60")
     return Reboot(done.returncode, judge.document(done), (before, machine.boot_id()))
 
 

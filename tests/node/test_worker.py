@@ -38,7 +38,7 @@ SECRETS = ["/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubel
 
 @dataclass(frozen=True)
 class Reboot:
-    """What `harness reboot-test` reported of the worker, and its boots as seen without it."""
+    """What `harness node reboot-test` reported of the worker, and its boots as seen without it."""
 
     status: int
     report: dict[str, Any]
@@ -115,7 +115,7 @@ def verdicts(pair: Playbooks, joined_again: Run) -> dict[str, Verdict]:  # noqa:
 @pytest.fixture(scope="module")
 def rebooted(pair: Playbooks, worker: Machine, verdicts: dict[str, Verdict]) -> Reboot:  # noqa: ARG001 - it comes after
     boot_before = worker.boot_id()
-    done = judge.harness(pair, "reboot-test", "--json", "--wait", "60", "--limit", WORKER)
+    done = judge.harness(pair, "node", "reboot-test", "--json", "--wait", "60", "--limit", WORKER)
     return Reboot(done.returncode, judge.document(done), (boot_before, worker.boot_id()))
 
 

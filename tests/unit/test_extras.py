@@ -46,7 +46,7 @@ def test_a_plan_says_what_to_install_for_replicas_here():
 
 
 def test_a_node_command_says_what_to_install():
-    done = command("offline-list")
+    done = command("node", "offline-list")
 
     assert done.returncode == 2
     assert done.stderr.splitlines()[-2:] == [

@@ -143,7 +143,7 @@ def check_gpus(
             "gpus",
             f"{counted(replicas, 'replica', 'need')} {replicas * spec.gpus_per_replica} {resource}, and there is room for {fitting}: "
             f"{offers}{f', of which others hold {held}' if held else ''}.",
-            "Use fewer replicas, or more slices: harness sharing time-slicing --replicas N.",
+            "Use fewer replicas, or more slices: harness node sharing time-slicing --replicas N.",
         )
     if there := [pod for room in has for pod, amounts in room.held.items() if amounts.get(resource)]:
         more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""

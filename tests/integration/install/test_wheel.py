@@ -135,11 +135,11 @@ def test_the_pods_of_a_campaign_are_rendered(harness):
 
 
 def test_ansible_runs_the_playbooks_that_it_carries(harness):
-    listed = json.loads(harness("offline-list", "--json").stdout)
+    listed = json.loads(harness("node", "offline-list", "--json").stdout)
     assert listed["images"]
 
     # Where this machine could become a node, no task has the tag; where not, the carried role says why.
     options = ("--check", "--tags", "nothing-has-this-tag", "--json")
-    checked = json.loads(harness("provision", *options, codes=(0, 10)).stdout)
+    checked = json.loads(harness("node", "provision", *options, codes=(0, 10)).stdout)
     assert "preflight" in {each["role"] for each in checked["roles"]}
     assert {each["role"] for each in checked["failures"]} <= {"preflight"}

@@ -46,7 +46,7 @@ def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def test_provision_shows_each_task_as_it_ends_and_seconds_and_tasks_per_role(project: Path, tmp_path: Path) -> None:
-    done = harness("provision", project=project, cwd=tmp_path)
+    done = harness("node", "provision", project=project, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[:2] for line in done.stderr.splitlines()] == [
         ["== Node"],
@@ -56,11 +56,11 @@ def test_provision_shows_each_task_as_it_ends_and_seconds_and_tasks_per_role(pro
     rows = [line.split() for line in done.stdout.splitlines()]
     assert rows[0] == ["role", "tasks", "changed", "seconds"]
     assert [row[:3] for row in rows[1:4]] == [["swap", "1", "1"], ["kernel", "1", "0"], ["total", "2", "1"]]
-    assert harness("provision", "--json", project=project).stdout.count('"changed": 0') >= 2
+    assert harness("node", "provision", "--json", project=project).stdout.count('"changed": 0') >= 2
 
 
 def test_check_and_tags_reach_the_run(project: Path) -> None:
-    data = document(harness("provision", "--check", "--tags", "swap", "--json", project=project))
+    data = document(harness("node", "provision", "--check", "--tags", "swap", "--json", project=project))
     assert (data["check_mode"], data["changed"], data["ok"]) == (True, 1, True)
     assert [each["role"] for each in data["roles"]] == ["swap"]
     assert not (project / "made").exists()
@@ -68,7 +68,7 @@ def test_check_and_tags_reach_the_run(project: Path) -> None:
 
 def test_an_inventory_without_a_host_is_no_node_that_was_made(project: Path) -> None:
     (project / "hosts.ini").write_text("")
-    done = harness("provision", project=project)
+    done = harness("node", "provision", project=project)
     assert done.returncode == 10
     assert "error: Nothing was done: site.yml found no host or no task to run." in done.stderr
     assert "ok:" not in done.stdout
@@ -76,13 +76,13 @@ def test_an_inventory_without_a_host_is_no_node_that_was_made(project: Path) -> 
 
 def test_a_failing_task_ends_with_10_and_the_hosts_error(project: Path) -> None:
     role(project, "kernel", "- name: Break\n  ansible.builtin.command: ls /no-such-folder\n")
-    done = harness("provision", project=project)
+    done = harness("node", "provision", project=project)
     assert done.returncode == 10
     assert "here kernel: Break" in done.stdout
     assert "/no-such-folder" in done.stdout
     assert "error: Task 'kernel: Break' failed on here" in done.stderr
     assert "  do: Mend the cause and run it again" in done.stderr
-    failed = harness("provision", "--json", project=project)
+    failed = harness("node", "provision", "--json", project=project)
     [failure] = document(failed)["failures"]
     assert (failure["task"], failure["path"].rpartition("/")[2]) == ("Break", "main.yml:1")
     assert json.loads(failed.stderr.splitlines()[-1])["exit_code"] == 10
@@ -90,7 +90,7 @@ def test_a_failing_task_ends_with_10_and_the_hosts_error(project: Path) -> None:
 
 def test_a_run_that_takes_too_long_ends_with_10(project: Path) -> None:
     role(project, "kernel", "- name: Sleep\n  ansible.builtin.command: sleep 302\n")
-    done = harness("provision", "--timeout", 3, project=project)
+    done = harness("node", "provision", "--timeout", 3, project=project)
     assert done.returncode == 10
     assert "was stopped after" in done.stderr
 
@@ -98,7 +98,7 @@ def test_a_run_that_takes_too_long_ends_with_10(project: Path) -> None:
 def test_an_interrupt_ends_with_130(project: Path) -> None:
     seconds = f"303.{os.getpid()}"  # nobody else on the machine sleeps as long
     role(project, "kernel", f"- name: Sleep\n  ansible.builtin.command: sleep {seconds}\n")
-    command = [sys.executable, "-m", "harness", "provision"]
+    command = [sys.executable, "-m", "harness", "node", "provision"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment(project), cwd=ROOT) as process:
         assert process.stderr is not None
         assert any("swap: Write" in line for line in iter(process.stderr.readline, ""))
@@ -112,11 +112,11 @@ def test_an_interrupt_ends_with_130(project: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("provision", "--inventory", "/no/hosts"), "no inventory /no/hosts"),
-        (("verify-node", "--only", "swop"), "no checks in swop"),
-        (("offline-list", "--only", "pictures"), "nothing called pictures"),
-        (("reboot-test", "--before", "a", "--after", "b"), "two halves"),
-        (("provision", "--timeout", "soon"), "timeout"),
+        (("node", "provision", "--inventory", "/no/hosts"), "no inventory /no/hosts"),
+        (("node", "verify", "--only", "swop"), "no checks in swop"),
+        (("node", "offline-list", "--only", "pictures"), "nothing called pictures"),
+        (("node", "reboot-test", "--before", "a", "--after", "b"), "two halves"),
+        (("node", "provision", "--timeout", "soon"), "timeout"),
     ],
 )
 def test_a_wrong_command_ends_with_2(words: tuple[str, ...], message: str) -> None:
@@ -126,20 +126,20 @@ def test_a_wrong_command_ends_with_2(words: tuple[str, ...], message: str) -> No
 
 
 def test_a_folder_without_playbooks_is_told(tmp_path: Path) -> None:
-    done = harness("provision", project=tmp_path)
+    done = harness("node", "provision", project=tmp_path)
     assert done.returncode == 2
     assert "There are no playbooks" in done.stderr
 
 
 def test_a_limit_that_matches_nothing_is_told() -> None:
-    done = harness("verify-node", "--limit", "nowhere")
+    done = harness("node", "verify", "--limit", "nowhere")
     assert done.returncode == 10
     assert "nowhere" in done.stderr
 
 
 @needs_root
 def test_the_verdict_is_one_document_and_an_exit_code() -> None:
-    done = harness("verify-node", "--json", "--only", "kernel", "--only", "swap")
+    done = harness("node", "verify", "--json", "--only", "kernel", "--only", "swap")
     data = document(done)
     assert done.returncode == (0 if data["ok"] else 10)
     assert data["host"] == "localhost"
@@ -153,7 +153,7 @@ def test_the_verdict_is_one_document_and_an_exit_code() -> None:
 @needs_root
 @no_node
 def test_the_verdict_in_words_says_what_to_do(tmp_path: Path) -> None:
-    done = harness("verify-node", "--only", "packages", cwd=tmp_path)
+    done = harness("node", "verify", "--only", "packages", cwd=tmp_path)
     assert done.returncode == 10
     assert "NO  packages/versions" in done.stdout
     assert "  do: Run the crio and kubernetes_packages roles again" in done.stdout
@@ -167,20 +167,20 @@ def test_an_inventory_of_a_control_plane_alone_is_judged(tmp_path: Path) -> None
     }
     (tmp_path / "hosts.yml").write_text(json.dumps({"control_plane": {"hosts": {"localhost": host}}}))
     (tmp_path / "group_vars").symlink_to(ROOT / "inventory" / "group_vars")
-    done = harness("provision", "--check", "--inventory", tmp_path / "hosts.yml")
+    done = harness("node", "provision", "--check", "--inventory", tmp_path / "hosts.yml")
     assert done.returncode == 10
     assert "dcgm_exporter_profiling" in done.stderr
     assert "== Make the machine ready" not in done.stderr
 
 
 def test_the_offline_list_is_what_the_table_says() -> None:
-    data = document(harness("offline-list", "--json"))
+    data = document(harness("node", "offline-list", "--json"))
     assert {each["name"] for each in data["packages"]} >= {"cri-o", "kubeadm", "kubelet", "kubectl", "cri-tools"}
     assert all(each["version"] for each in data["packages"])
     assert all(len(each["sha256"]) == 64 and each["url"].startswith("https://") for each in data["files"])
     assert all("." in image.partition("/")[0] and ":" in image for image in data["images"])
     assert any(each.startswith("torch==") for each in data["requirements"])
-    lines = harness("offline-list", "--only", "images").stdout.splitlines()
+    lines = harness("node", "offline-list", "--only", "images").stdout.splitlines()
     assert lines == [f"image {image}" for image in data["images"]]
 
 
@@ -189,7 +189,7 @@ def test_the_offline_list_follows_the_inventorys_choice(tmp_path: Path) -> None:
         "control_plane: {hosts: {n: {kubernetes_minor: '1.34', ansible_connection: local}}}\n"
     )
     (tmp_path / "group_vars").symlink_to(ROOT / "inventory" / "group_vars")
-    data = document(harness("offline-list", "--json", "--inventory", tmp_path / "hosts.yml"))
+    data = document(harness("node", "offline-list", "--json", "--inventory", tmp_path / "hosts.yml"))
     versions = {each["name"]: each["version"] for each in data["packages"]}
     assert versions["kubelet"].startswith("1.34.")
     assert any("kube-apiserver:v1.34." in image for image in data["images"])

@@ -1,4 +1,4 @@
-"""``harness sharing``: what it asks Ansible for, and what it refuses before."""
+"""``harness node sharing``: what it asks Ansible for, and what it refuses before."""
 
 import json
 
@@ -27,7 +27,7 @@ def project(tmp_path):
 
 
 def sharing(project, *words):
-    return harness("sharing", *words, project=project)
+    return harness("node", "sharing", *words, project=project)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.campaign.plan import at_most_gb, check_limits, estimate, expand
+from harness.campaign.plan import at_most_gb, check_limits, estimate, expand, matrix
 from harness.campaign.source import read_source
 from harness.errors import UsageError
 from harness.metrics.catalogue import select
@@ -211,3 +211,15 @@ def test_a_neighbour_takes_disk_too_and_a_gpu_of_its_own_under_exclusive():
 @pytest.mark.parametrize(("size_bytes", "shown"), [(1, "0.1 GB"), (1e8, "0.1 GB"), (2.01e9, "2.1 GB")])
 def test_a_limit_of_the_disk_is_rounded_up_and_never_nothing(size_bytes, shown):
     assert at_most_gb(size_bytes) == shown
+
+
+def test_the_matrix_has_a_row_for_each_workload_mode_and_condition():
+    conditions = [ConditionSpec(name="alone"), ConditionSpec(name="beside")]
+    plain = campaign(replicas=[1, 3, 8], sharing=["time-slicing", "mps"], repeats=5)
+
+    assert matrix(expand(plain)) == (
+        ["workload", "mode", "replicas", "repeats", "runs"],
+        [["tiny", mode, "1, 3, 8", 5, 15] for mode in ("time-slicing", "mps")],
+    )
+    titles, rows = matrix(expand(campaign(replicas=[2], repeats=3, conditions=conditions)))
+    assert (titles[2], [row[2:] for row in rows]) == ("condition", [["alone", "2", 3, 3], ["beside", "2", 3, 3]])

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from harness.campaign.folder import create
 from harness.campaign.source import TEMPLATES, shipped_names
-from harness.cli import app
+from harness.cli import MOVED, app, listed
 from harness.cli.options import not_negative
-from harness.errors import UsageError
+from harness.errors import EXIT_CODES, UsageError
 from tests.support import forked
 from tests.support.experiments import campaign
 
@@ -44,17 +44,26 @@ def test_what_was_removed_names_what_to_use_instead(words, instead):
     assert instead in refused.value.advice
 
 
+@pytest.mark.parametrize("old", MOVED)
+def test_a_command_that_moved_works_under_its_old_name_and_says_the_new_one(old):
+    before, now = (CliRunner().invoke(app, [*name.split(), "--help"]) for name in (old, MOVED[old]))
+
+    assert (before.exit_code, before.stdout) == (0, now.stdout)
+    assert before.stderr == f"note: harness {old} is now: harness {MOVED[old]}\n"
+    assert f"\n  {old} " not in CliRunner().invoke(app, ["--help"]).stdout
+
+
 def test_help_groups_all_commands_and_exit_codes_and_cuts_none_short():
     said = harness("--help", COLUMNS="80").stdout
-    panels = ["Start here:", "Run:", "Results:", "Node and cluster:", "Exit codes:"]
+    panels = ["Start here:", "Run:", "Results:", "Node and cluster:", "Advanced:", "Exit codes:"]
     places = [said.index(panel) for panel in panels]
 
     assert places == sorted(places)
-    for name, command in typer.main.get_command(app).commands.items():
-        place = places[panels.index(f"{command.rich_help_panel}:")]
+    for name, info in listed().items():
+        place = places[panels.index(f"{info.rich_help_panel}:")]
         assert f"\n  {name} " in said[place : min(after for after in places if after > place)]
-        assert command.help
-    assert all(f" {code} " in " ".join(said.split()) for code in (*range(15), 130))
+        assert info.callback.__doc__
+    assert all(f" {code} " in " ".join(said.split()) for code in EXIT_CODES)
     assert "..." not in said[places[0] :]
     assert max(map(len, said.splitlines())) <= 80
 

@@ -153,8 +153,8 @@ def found(sharing, there, spec=SPEC):
 def test_a_mode_that_the_node_visibly_does_not_have_is_refused_with_what_to_do():
     told = found(MPS, node(gpu__sharing_strategy="time-slicing"))[IssueLevel.ERROR]
     assert "node n1 shares its GPUs by time-slicing, as the label nvidia.com/gpu.sharing-strategy" in told
-    assert "harness sharing mps --replicas N; or say what there is: `sharing: [time-slicing]`" in told
-    assert "harness sharing exclusive --mig" in found(MIG, node(gpu__sharing_strategy="none"))[IssueLevel.ERROR]
+    assert "harness node sharing mps --replicas N; or say what there is: `sharing: [time-slicing]`" in told
+    assert "harness node sharing exclusive --mig" in found(MIG, node(gpu__sharing_strategy="none"))[IssueLevel.ERROR]
 
 
 def test_the_mode_that_there_is_gets_no_remark_and_one_that_nobody_shows_gets_one():

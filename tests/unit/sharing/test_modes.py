@@ -130,7 +130,7 @@ def test_every_sharing_mode_is_one_object_that_says_how_a_cluster_comes_under_it
     assert [mode.sharing for mode in MODES.values()] == list(Sharing)
     nothing_does = [mode.sharing for mode in MODES.values() if not mode.switch_command]
     assert nothing_does == [Sharing.GREEN_CONTEXTS, Sharing.AS_FOUND]
-    assert all(mode.switch_command.startswith(("harness sharing ", "")) for mode in MODES.values())
+    assert all(mode.switch_command.startswith(("harness node sharing ", "")) for mode in MODES.values())
 
 
 @pytest.mark.parametrize("sharing", list(Sharing))
