@@ -118,6 +118,8 @@ class ReasonCode(StrEnum):
     """Of the cgroup, while it was recorded."""
     HOST_SHARED = "host-shared"
     """Another harness measured on the machine at the same time: earlier versions let it."""
+    GPU_SHARED = "gpu-shared"
+    """A pod of somebody else was on the GPU, or memory that is not the experiment's."""
     RATE_NOT_HELD = "rate-not-held"
     REQUESTS_REFUSED = "requests-refused"
     REQUESTS_FAILED = "requests-failed"

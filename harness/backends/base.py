@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.errors import Issue, ReasonCode
+from harness.metrics.quality import Finding
 from harness.metrics.rows import Recording, RecordingRequest
 from harness.metrics.telemetry import Telemetry
 from harness.results.manifest import Provenance
@@ -103,6 +104,15 @@ class Deployment(Protocol):
     def provenance(self) -> Provenance:
         """The machines that the replicas run on, and the software that measures them."""
         ...
+
+    @property
+    def switch(self) -> Mapping[str, Any]:
+        """When what was switched for these replicas came how far (``harness.sharing.mode.Switch``); empty where nothing was."""
+        return {}
+
+    def others_on_gpus(self, telemetry: Path) -> Sequence[Finding]:  # noqa: ARG002 - seen before a start on this machine
+        """Who else was on the GPUs of the replicas, once those have ended; ``telemetry``: the series that was written, or not."""
+        return ()
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:
         """Fetch what the replicas wrote, drain and end every one; a sentence for each unclean end. Idempotent."""

@@ -141,6 +141,7 @@ class Attempt:
             *(Finding(Severity.INFO, ReasonCode.REMARK, "", remark) for remark in remarks),
             *judge_data(self.folder, summary, open_loop=experiment.workload.open_loop, waiting=waiting(condition)),
             *self.of_machine,
+            *(self._deployment.others_on_gpus(self.folder / layout.TELEMETRY) if self._deployment else ()),
             *ignored_settings(self.statuses),
         ]
         if summary is not None and summary.end_s is not None and self.provenance is not None:
@@ -257,6 +258,8 @@ class Attempt:
             self._deployment = self.shared.backend.deploy(
                 self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self.shared.say
             )
+            if self._deployment.switch:
+                self._log("switched", "deploy", **self._deployment.switch)
             if needs_load(self.experiment):
                 self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
 
@@ -382,6 +385,7 @@ class Attempt:
             replicas=self.statuses,
             neighbours=self.neighbours,
             steps=self.steps,
+            switch=dict(self._deployment.switch) if self._deployment else {},
             seeds={"workload": experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
             loads=self._loads(),
             start_s=self.start_s,

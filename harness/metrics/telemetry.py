@@ -30,6 +30,7 @@ SLOWED = 0x8 | 0x20 | 0x40 | 0x80
 """NVML's clock event reasons: hardware slowdown, heat by software and by hardware, power brake."""
 TOLD_SHARE = 0.01
 _COLUMN = "_throttle_reasons"
+_MEMORY = "_memory_bytes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +200,23 @@ def held_back(telemetry: Path) -> Iterator[Finding]:
         if capped > TOLD_SHARE:
             message = f"{name} ran at its power cap in {capped:.0%} of the readings: the cap set its clock."
             yield Finding(Severity.INFO, ReasonCode.POWER_CAP, "", message)
+
+
+def memory_rises(telemetry: Path, least: float) -> dict[str, tuple[float, float]]:
+    """By how many bytes the memory in use rose above its first reading, and how many seconds in it had, on each GPU where that is ``least``."""
+    rises: dict[str, tuple[float, float]] = {}
+    if not telemetry.is_file():
+        return rises
+    first: dict[str, float] = {}
+    with telemetry.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            for name in [name for name in row if name.endswith(_MEMORY) and row[name]]:
+                rise = float(row[name]) - first.setdefault(name, float(row[name]))
+                gpu, at_s = name.removesuffix(_MEMORY), float(row["elapsed_s"])
+                most, since_s = rises.get(gpu, (least, at_s))
+                if rise >= most:
+                    rises[gpu] = rise, since_s
+    return rises
 
 
 def throttled(telemetry: Path) -> dict[str, tuple[float, float]]:

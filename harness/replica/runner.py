@@ -244,7 +244,7 @@ class Replica:
     def _outcome(self) -> dict[str, object]:
         """What came of it so far; what the replica counted itself has the last word."""
         ignored = self._read.ignored(self._described) if self._read else {}
-        return {**self._call("outcome", {}), **ignored, **self._metrics.served()}
+        return {**_gpu_memory(), **self._call("outcome", {}), **ignored, **self._metrics.served()}
 
     def _linger(self) -> None:
         """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
@@ -307,6 +307,15 @@ def _checked(inputs: object, workload: Workload) -> int:
         name = getattr(workload, "name", type(workload).__name__)
         raise CannotBeMetError(f"infer() of workload {name} must return the number of inputs served, not {inputs!r}.")
     return inputs
+
+
+def _gpu_memory() -> dict[str, object]:
+    """GPU memory that torch holds for this process, and held at most, without its context; nothing where torch uses no GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    now, most = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    return {"gpu_reserved_bytes": now, "gpu_reserved_most_bytes": most}
 
 
 def _report_failure(error: BaseException, status: ReplicaStatus) -> ExitCode:

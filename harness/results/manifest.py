@@ -164,6 +164,11 @@ class Manifest(StrictModel):
         default_factory=dict, description="The same of each workload that ran beside the measured one, by its name."
     )
     steps: dict[str, StepRecord] = Field(default_factory=dict)
+    switch: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Of a switch of the nodes' sharing mode: the configuration, when it came how far (UTC), and its seconds; empty "
+        "where nothing was switched.",
+    )
     seeds: dict[str, int] = Field(default_factory=dict)
     loads: dict[str, dict[str, Any]] = Field(
         default_factory=dict,

@@ -26,7 +26,6 @@ from harness.sharing.node import (
     HOLDERS_ADVICE,
     NODES,
     PODS,
-    condition,
     holders,
     labels,
     name,
@@ -37,6 +36,7 @@ from harness.sharing.node import (
     takes,
     withdrawn,
 )
+from harness.sharing.switch import Switch, runs_config_manager, runs_daemon
 from harness.spec import ExperimentSpec, KubernetesSpec
 
 MIG_STATE_LABEL = "nvidia.com/mig.config.state"
@@ -48,7 +48,6 @@ STEADY_S = 2.0
 TELL_S = 15.0
 """What a node has lacked for so long is told: a plugin that is well takes 2 to 8 s, and 40 s into MPS."""
 CONFLICTS = 10
-_DAEMON = "mps-control-daemon"
 
 
 def cluster_sharing(spec: KubernetesSpec, campaign_id: str = "", clock: Clock | None = None) -> ClusterSharing:
@@ -123,7 +122,7 @@ class SwitchedPlugin(AsLent):
             return
         nodes, pods = gpu_nodes(nodes, self.spec), api.list(PODS)
         yield from self._check(nodes, pods, configurations, experiments)
-        watched = {pod["spec"].get("nodeName") for pod in pods if _runs_config_manager(pod)}
+        watched = {pod["spec"].get("nodeName") for pod in pods if runs_config_manager(pod)}
         for node in nodes:
             if name(node) not in watched:
                 message = (
@@ -134,8 +133,9 @@ class SwitchedPlugin(AsLent):
 
     def switch(
         self, api: ClusterApi, experiment: ExperimentSpec, abort: threading.Event, notice: Notify = unheard
-    ) -> None:
+    ) -> Switch | None:
         """Switch what has to be switched, and return when every node shows the mode. Raises BackendError."""
+        begun_s = self.clock.now_s()
         nodes, pods = gpu_nodes(api.list(NODES), self.spec), api.list(PODS)
         configurations = device_plugin.read(api.find, self.spec)
         issues = self._check(nodes, pods, configurations, [experiment])
@@ -147,16 +147,22 @@ class SwitchedPlugin(AsLent):
         changed = [self._label(api, node, wanted.labels(self.spec), counts[name(node)], notice) for node in nodes]
         if any(changed) or self.believed != wanted.name:
             self.believed = ""
+        step = Switch(wanted.name, begun_s, self.clock.now_s(), nodes, pods, self.spec)
         limit_s = 0.0 if wanted.name in self.failed else self.spec.switch_timeout_s
         lent = {node: wanted.lent(count) for node, count in counts.items()}
         try:
-            self._await(api, lent, wanted, limit_s, abort, notice)
+            self._await(api, lent, wanted, limit_s, abort, notice, step)
         except BackendError:
             if not abort.is_set():
                 self.failed.add(wanted.name)
             raise
         self.failed.discard(wanted.name)
         self.believed = wanted.name
+        if not any(changed):
+            return None
+        step.accepted_s = self.clock.now_s()
+        notice(str(step))
+        return step
 
     def restore(self, api: ClusterApi) -> list[str]:
         """Put back the labels that a campaign found."""
@@ -258,12 +264,13 @@ class SwitchedPlugin(AsLent):
         limit_s: float,
         abort: threading.Event,
         notice: Notify,
+        step: Switch,
     ) -> None:
         """Look until every node has shown the mode for a while."""
         begun_s = steady_since_s = self.clock.now_s()
         since_s: dict[str, float] = {}
         while True:
-            lacking = [why for place, count in lent.items() if (why := self._lacking(api, place, count, wanted))]
+            lacking = [why for place, count in lent.items() if (why := self._lacking(api, place, count, wanted, step))]
             now_s = self.clock.now_s()
             since_s = {why: since_s.get(why, now_s) for why in lacking}
             for why in [why for why, first_s in since_s.items() if now_s - first_s >= TELL_S]:
@@ -283,10 +290,11 @@ class SwitchedPlugin(AsLent):
             if self.clock.wait_until(now_s + LOOK_S, abort):
                 raise BackendError(f"stopped while the nodes were switched to {wanted.name}.")
 
-    def _lacking(self, api: ClusterApi, place: str, lent: int | None, wanted: Configuration) -> str:
+    def _lacking(self, api: ClusterApi, place: str, lent: int | None, wanted: Configuration, step: Switch) -> str:
         """What a node does not show yet of a configuration; empty when it shows everything."""
         node, mode = api.get(f"{NODES}/{place}"), mode_of(wanted.mode)
         pods = api.list(PODS, fields=f"spec.nodeName={place}")
+        step.see(node, pods, lent, self.clock.now_s(), with_daemon=mode.concurrent)
         shows, mig_state = offered(node, self.spec), labels(node).get(MIG_STATE_LABEL)
         if mode.own_instance and self.spec.mig_config and mig_state != "success":
             return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
@@ -298,7 +306,7 @@ class SwitchedPlugin(AsLent):
             return f"node {place} shows {in_words(how.modes)} and not {wanted.mode.value}"
         if how.denied:  # feature discovery labels a node a minute later
             return f"of node {place} {'; '.join(how.denied)}"
-        if mode.concurrent and not any(_runs_daemon(pod) for pod in pods):
+        if mode.concurrent and not any(runs_daemon(pod) for pod in pods):
             return f"no MPS control daemon is ready on node {place}"
         return ""
 
@@ -387,13 +395,3 @@ def _note(node: Object) -> dict[str, Any]:
 
 def _has(node: Object, wanted: Mapping[str, str]) -> bool:
     return wanted.items() <= labels(node).items()
-
-
-def _runs_config_manager(pod: Object) -> bool:
-    variables = [entry for container in pod["spec"].get("containers") or [] for entry in container.get("env") or []]
-    return any((entry.get("name"), entry.get("value")) == ("NODE_LABEL", CONFIG_LABEL) for entry in variables)
-
-
-def _runs_daemon(pod: Object) -> bool:
-    names = (str(container.get("name")) for container in pod["spec"].get("containers") or [])
-    return any(text.startswith(_DAEMON) for text in names) and condition(pod, "Ready").get("status") == "True"

@@ -12,11 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from harness.errors import Issue, IssueLevel, counted
 from harness.metrics.nvml import GpuFacts
 from harness.spec import Device, ExperimentSpec, KubernetesSpec, MpsLimits, Sharing
+
+if TYPE_CHECKING:
+    from harness.sharing.switch import Switch
 
 Object = Mapping[str, Any]
 Notify = Callable[[str], None]
@@ -283,14 +286,15 @@ class ClusterSharing(ABC):
         Raises BackendError where it shows another mode than the experiment's; ``nodes`` are those that may be read.
         """
 
-    def switch(  # noqa: B027 - by itself nothing: the nodes stay as they are
+    def switch(
         self,
-        api: ClusterApi,
-        experiment: ExperimentSpec,
-        abort: threading.Event,
-        notice: Notify = unheard,
-    ) -> None:
-        """Bring the nodes under the mode; ``notice`` is told what is waited for. Raises BackendError."""
+        api: ClusterApi,  # noqa: ARG002 - by itself nothing: the nodes stay as they are
+        experiment: ExperimentSpec,  # noqa: ARG002
+        abort: threading.Event,  # noqa: ARG002
+        notice: Notify = unheard,  # noqa: ARG002
+    ) -> Switch | None:
+        """Bring the nodes under the mode; ``notice`` is told what is waited for. None: they were. Raises BackendError."""
+        return None
 
     def restore(self, api: ClusterApi) -> list[str]:  # noqa: ARG002 - see SwitchedPlugin
         """Put back what was changed, also by a killed harness; a sentence for each node."""

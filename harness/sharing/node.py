@@ -12,6 +12,9 @@ NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 GPU_COUNT_LABEL = "nvidia.com/gpu.count"
 """GPU feature discovery's."""
+VISIBLE_DEVICES, NO_DEVICES = "NVIDIA_VISIBLE_DEVICES", {"", "none", "void"}
+"""Variable by which NVIDIA's runtime gives a container GPUs, and its values that give none."""
+CDI_ANNOTATIONS = "cdi.k8s.io/"
 HOLDERS_ADVICE = "End them: whatever they do on the GPU is measured, too."
 
 
@@ -114,6 +117,36 @@ def withdrawn(node: Object, resource: str) -> str:
 def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]:
     """The pods on a node, ``namespace/pod``, that hold any of its GPUs and are not of this campaign."""
     return [full_name(pod) for pod in others_on_gpus(name(node), pods, campaign_id) if not ended(pod)]
+
+
+def sees_gpus(pod: Object) -> str:
+    """By what a pod sees its node's GPUs though it asks for none; empty: by nothing, or it is one of the node's own.
+
+    What a DaemonSet or the node itself runs (device plugin, exporter, MPS daemon) is the node's own. What an image sets is not seen.
+    """
+    spec, owners = pod["spec"], pod["metadata"].get("ownerReferences") or []
+    if any(owner.get("kind") in {"DaemonSet", "Node"} for owner in owners):
+        return ""
+    containers = [container for kind in ("containers", "initContainers") for container in spec.get(kind) or []]
+    variables = [entry for container in containers for entry in container.get("env") or []]
+    visible = [str(entry.get("value") or "") for entry in variables if entry.get("name") == VISIBLE_DEVICES]
+    if visible and not set(visible) - NO_DEVICES:
+        return ""
+    handler = str(spec.get("runtimeClassName") or "")
+    paths = [str((volume.get("hostPath") or {}).get("path") or "") for volume in spec.get("volumes") or []]
+    privileged = any((container.get("securityContext") or {}).get("privileged") for container in containers)
+    devices = [path for path in paths if path.startswith("/dev/nvidia") or (privileged and path in {"/", "/dev"})]
+    injected = [
+        value for key, value in notes(pod).items() if key.startswith(CDI_ANNOTATIONS) and "nvidia.com/" in value
+    ]
+    return ", ".join(
+        [
+            *([f"runtime class {handler}"] if "nvidia" in handler else []),
+            *(f"{VISIBLE_DEVICES}={value}" for value in dict.fromkeys(visible) if value not in NO_DEVICES),
+            *(f"the devices {value}" for value in injected),
+            *(f"{path} of the node" for path in devices),
+        ]
+    )
 
 
 def others_on_gpus(node: str, pods: Sequence[Object], campaign_id: str) -> list[Object]:

@@ -15,6 +15,7 @@ from harness.backends.base import ReplicaDeath, Send
 from harness.clock import SystemClock
 from harness.errors import BackendError, HarnessError, Issue
 from harness.metrics.catalogue import select
+from harness.metrics.quality import Finding
 from harness.metrics.recorder import Recorder, ReplicaTarget, Sources
 from harness.metrics.rows import RecordingRequest
 from harness.results import layout
@@ -49,6 +50,8 @@ class FakeDeployment:
     stop_problems: Sequence[str] = ()
     stopped: bool = False
     celsius: Callable[[], float | None] = lambda: None
+    switch: Mapping[str, Any] = field(default_factory=dict)
+    strangers: Sequence[Finding] = ()
     _deaths: list[ReplicaDeath] = field(default_factory=list)
 
     @property
@@ -81,6 +84,10 @@ class FakeDeployment:
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on the fake sources."""
         return Recorder(self.targets, request, sources=self.sources(len(self.targets)))
+
+    def others_on_gpus(self, telemetry: Path) -> Sequence[Finding]:  # noqa: ARG002 - the protocol's
+        """``strangers``."""
+        return self.strangers
 
     def telemetry(self, path: Path) -> None:
         """None: it would read real time."""

@@ -57,6 +57,8 @@ class KubernetesBackend(Backend):
         self._given = files.any_named(workloads)
         self._made: KubernetesApi | None = None
         self._sharing = cluster_sharing(spec, campaign_id, self._clock)
+        self._switched: dict[str, Any] = {}
+        """The last switch, until replicas of an experiment run under it: the rehearsal's is the first experiment's."""
 
     @property
     def api(self) -> KubernetesApi:
@@ -154,8 +156,9 @@ class KubernetesBackend(Backend):
         around = objects.neighbour_pods(group, self._spec, self._campaign_id)
         beside = {workload: self._deployment(pods, notice, neighbour=workload) for workload, pods in around.items()}
         by_node = not self._spec.gpus_per_replica or mode_of(experiment.sharing).each_its_own
-        deployment = self._deployment(group, notice, beside=beside, by_node=by_node)
+        deployment = self._deployment(group, notice, beside=beside, by_node=by_node, switch=self._switched)
         self._start(deployment, experiment, abort=abort, on_death=on_death)
+        self._switched = {}
         return deployment
 
     def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadJob:
@@ -174,7 +177,8 @@ class KubernetesBackend(Backend):
             return
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
-        self._sharing.switch(api, experiment, abort, notice)
+        switched = self._sharing.switch(api, experiment, abort, notice)
+        self._switched = switched.facts() if switched else self._switched
 
     def _deployment(self, group: PodGroup, notice: Notify, **around: Any) -> KubernetesDeployment:
         how: dict[str, Any] = {"clock": self._clock, "record": self._record, "notice": notice, **around}

@@ -17,10 +17,12 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.collect import PodLogTail
 from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pods import PodReplica
+from harness.backends.kubernetes.strangers import Strangers
 from harness.backends.kubernetes.watch import PodMonitor, QueueWait, Watcher
 from harness.clock import Clock
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReasonCode, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
+from harness.metrics.quality import Finding
 from harness.metrics.rows import Recording, RecordingRequest
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
@@ -62,25 +64,34 @@ class KubernetesDeployment(Deployment):
         neighbour: str = "",
         beside: Mapping[str, KubernetesDeployment] | None = None,
         by_node: bool = False,
+        switch: Mapping[str, Any] | None = None,
         notice: Notify = unheard,
     ) -> None:
         self._api, self._clock, self._record, self._neighbour = api, clock, record, neighbour
         self.group, self._spec, self._experiment = group, group.spec, group.experiment
         self._folder, self._beside, self._by_node = group.folder, beside or {}, by_node
+        self._switch = switch or {}
         self._all = [self, *self._beside.values()]
         self._news = threading.Event()
         self._pods_path = objects.pods_path(self._spec.namespace)
         self._owners = Watcher(api, group.collection, labels=group.selector, listener=self._notify)
         self._pods = Watcher(api, self._pods_path, labels=group.selector, listener=self._notify)
         self._statuses: list[dict[str, Any]] = []
+        self._first: list[dict[str, Any]] = []
         self._nodes: list[Object] = []
         self._monitor: PodMonitor | None = None
         self._tail: PodLogTail | None = None
+        self._strangers: Strangers | None = None
         self._made, self._made_s = False, math.inf
         self._notice, self._preparing = notice, Preparing(notice)
         self._queue = QueueWait(api, self._spec, self._experiment.timing.ready_timeout_s, notice)
         self._stopped = False
         self.replicas: list[PodReplica] = []
+
+    @property
+    def switch(self) -> Mapping[str, Any]:
+        """See Deployment.switch."""
+        return self._switch
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
@@ -120,6 +131,8 @@ class KubernetesDeployment(Deployment):
         """From the Prometheus that watches the cluster; of each neighbour by itself. Raises StorageError."""
         if self._monitor:
             self._monitor.tell(request.notice)
+        if self._strangers:
+            self._strangers.look()
         if request.enough is not None:
             dead = lambda: {death.replica for death in self._own_deaths()}  # noqa: E731
             self._tail = PodLogTail(self._api, self.replicas, self._folder, request.enough, request.notice, dead)
@@ -163,17 +176,34 @@ class KubernetesDeployment(Deployment):
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
         of = (self._api, self.replicas, self._pods, self._folder, self._clock, self._spec.slice_resource)
-        self._monitor = PodMonitor(*of, self.group.labels[CAMPAIGN_LABEL], on_death)
+        self._monitor = PodMonitor(*of, on_death)
         self._monitor.start()
+        if self._spec.gpus_per_replica and not self._neighbour:
+            places = dict.fromkeys(replica.node for replica in self._every_replica())
+            self._strangers = Strangers(self._api, tuple(places), self.group.labels[CAMPAIGN_LABEL])
+            self._strangers.look()
         for other in self._beside.values():
             other.watch(on_death)
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:
         """Fetch what the replicas wrote, end them, and wait until their pods are gone; a node's sentence is said once."""
+        if self._strangers and not self._stopped:
+            self._strangers.look()
         with ThreadPoolExecutor(len(self._all), thread_name_prefix="stop") as pool:
             ends = [self._stop, *(other.stop for other in self._beside.values())]
             sentences = pool.map(lambda end: end(timeout_s=timeout_s), ends)
             return list(dict.fromkeys(itertools.chain.from_iterable(sentences)))
+
+    def others_on_gpus(self, telemetry: Path) -> Sequence[Finding]:
+        """Pods by name, where the cluster tells of them, and memory that is not the experiment's. See Deployment.others_on_gpus."""
+        if self._strangers is None:
+            return ()
+        ours = [statuses for part in self._all for statuses in part.first_and_last()]
+        return list(self._strangers.findings(telemetry, ours))
+
+    def first_and_last(self) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        """What each of these replicas said of itself when each had served once, and last."""
+        return list(zip(self._first, self._statuses, strict=True))
 
     def _stop(self, *, timeout_s: float) -> Sequence[str]:
         if self._stopped:
@@ -282,6 +312,7 @@ class KubernetesDeployment(Deployment):
             for replica, status, shared in zip(replicas, statuses, how, strict=True)
         ]
         self._statuses = [{**status, **replica.facts} for replica, status in zip(self.replicas, statuses, strict=True)]
+        self._first = self._statuses
         for sentence in dict.fromkeys(why for replica in self.replicas if (why := replica.facts.get("labels_denied"))):
             self._notice(f"{sentence}.")
         collect.refuse_what_differs(self._statuses, self._experiment, self._spec)

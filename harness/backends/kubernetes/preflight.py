@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from harness.backends.kubernetes import admission, files, monitoring, nodes, objects, probe
+from harness.backends.kubernetes import admission, files, monitoring, nodes, objects, probe, strangers
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, KubernetesApi
 from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
@@ -138,6 +138,9 @@ class Preflight:
         twice = lambda: check_lent_twice(self.api, usable, self.spec)  # noqa: E731
         issues = [] if self.spec.by_claims else _tried("claims", twice)
         issues += sharing.check(self.api, usable, self.experiments)
+        if self.spec.gpus_per_replica:
+            there = lambda: strangers.check(usable, self.api.list(PODS), self.campaign_id)  # noqa: E731
+            issues += _tried("gpus", there)
         if not sharing.fixed_slices:
             return [*issues, *nodes.check_devices(every_node, self.spec)]
         replicas = max((experiment.cell.processes for experiment in self.experiments), default=1)

@@ -25,7 +25,7 @@ from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
 from harness.sharing.lending import SHARING_LABELS
 from harness.sharing.mode import Notify, Object
-from harness.sharing.node import NODES, PODS, condition, full_name, labels, name, others_on_gpus, withdrawn
+from harness.sharing.node import NODES, condition, labels, name, withdrawn
 from harness.spec import KubernetesSpec
 
 WATCH_TIMEOUTS = 2
@@ -221,7 +221,6 @@ class PodMonitor:
     """Reports deaths of the replicas of one deployment, from a watching thread; ``watched`` follows their pods already.
 
     The log of a dead replica is saved at once, for its pod may go. ``gpu_resource``: that they hold some of; empty: none.
-    ``campaign_id``: whose pods are in nobody's way on a GPU.
     """
 
     def __init__(
@@ -232,15 +231,13 @@ class PodMonitor:
         folder: Path,
         clock: Clock,
         gpu_resource: str,
-        campaign_id: str,
         on_death: Callable[[ReplicaDeath], None],
     ) -> None:
         self._api, self._clock, self._folder, self._on_death = api, clock, folder, on_death
         self._replicas = {replica.uid: replica for replica in replicas}
         self._titles = {replica.index: replica.title for replica in replicas}
         self._watched = watched
-        self._gpu_resource, self._campaign_id = gpu_resource, campaign_id
-        self._strangers: set[str] = set()
+        self._gpu_resource = gpu_resource
         self._names = {replica.node for replica in replicas}
         self._nodes = Watcher(api, NODES, listener=self._see_node)
         self._lock = threading.RLock()
@@ -268,7 +265,6 @@ class PodMonitor:
         for uid, replica in self._replicas.items():
             if uid not in present:
                 self._report(replica, End(None, "the pod is gone"), previous=False)
-        self._strangers = set(self._on_gpus())
 
     def tell(self, notice: Notify) -> None:
         """From here on say at once what is no death, and now what was noticed before."""
@@ -296,9 +292,6 @@ class PodMonitor:
         for node in self._nodes.objects if self._gpu_resource else []:
             if name(node) in self._names and (less := withdrawn(node, self._gpu_resource)):
                 self._remark(f"{name(node)}/{self._gpu_resource}", f"{less}.")
-        for uid, where in self._on_gpus().items():
-            if uid not in self._strangers:
-                self._remark(uid, f"{where} while replicas ran: whatever it did there was measured, too.")
         self._nodes.stop()
         outages = [
             f"the API server did not answer for {end_s - begin_s:.0f} s while replicas were watched ({why[:200]})."
@@ -318,16 +311,6 @@ class PodMonitor:
                 for index, end in ends
                 if (end.exit_code == KILLED if end.container == SERVER else end.exit_code)
             ]
-
-    def _on_gpus(self) -> dict[str, str]:
-        """Pods of others that were given GPUs of the replicas' nodes, by uid; none where those may not be read."""
-        strangers = {}
-        for place in self._names if self._gpu_resource else ():
-            with contextlib.suppress(BackendError):
-                around = self._api.list(PODS, fields=f"spec.nodeName={place}")
-                for pod in others_on_gpus(place, around, self._campaign_id):
-                    strangers[str(pod["metadata"]["uid"])] = f"the pod {full_name(pod)} came onto a GPU of node {place}"
-        return strangers
 
     def _see_pod(self, kind: str, pod: Object) -> None:
         replica = self._replicas.get(str(pod["metadata"]["uid"]))

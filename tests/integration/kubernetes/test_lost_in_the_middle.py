@@ -1,8 +1,13 @@
 """What changes while a campaign runs on a cluster: said by name, nothing measured under a false one, and the nodes put back."""
 
+import re
+
 import pytest
 
 from harness.backends.kubernetes import collect
+from harness.campaign.journal import read_events
+from harness.errors import ReasonCode
+from harness.metrics.quality import Severity
 from harness.results.manifest import Status
 from harness.sharing.node import CAMPAIGN_LABEL
 from harness.spec import Sharing
@@ -98,11 +103,20 @@ def test_a_label_that_somebody_sets_between_two_experiments_is_told_and_put_back
         lambda _self, api, of, abort, _notice: switch(api, of, abort, told.append),
     )
 
-    _, manifests = run_campaign(through, sharing=[Sharing.TIME_SLICING], replicas=[2], repeats=2)
+    folder, manifests = run_campaign(through, sharing=[Sharing.TIME_SLICING], replicas=[2], repeats=2)
 
     assert [{one["sharing"] for one in made.replicas} for made in manifests.values()] == [
         {"time-slicing (sliced-3)"}
     ] * 2
+    switched = [told.pop(0), told.pop()]
+    assert all(sentence.startswith("switched the nodes to sliced-3 in ") for sentence in switched)
+    written = [event for event in read_events(folder.path / "state.jsonl") if event["event"] == "switched"]
+    for number, manifest in enumerate(manifests.values()):
+        assert manifest.switch.items() <= written[number].items()
+        assert f"{manifest.switch['seconds']:.1f} s" in switched[number]
+        assert 0 <= manifest.switch["plugin_seconds"] <= manifest.switch["seconds"]
+        moments = [manifest.switch[f"{moment}_at"] for moment in ("begun", "written", "shown", "accepted")]
+        assert moments == sorted(moments)
     assert told == [
         f"somebody has set {CONFIG_LABEL}=whole on node {driver.node} since this campaign did: it is put back at the end."
     ]
@@ -131,7 +145,7 @@ def lends(deployment):
 @pytest.mark.parametrize("gone", [False, True], ids=["it stays", "it has ended"])
 def test_a_pod_of_somebody_else_that_comes_onto_the_gpu_is_named(deploy, driver, deaths, gone):
     driver.api.create(OTHERS, pod(driver, "before"))
-    deployment, _ = deploy(experiment(replicas=1))
+    deployment, folder = deploy(experiment(replicas=1))
     driver.api.create(OTHERS, pod(driver, "trainer"))
     driver.api.create(OTHERS, pod(driver, "web", resources={}))
     driver.api.create(OTHERS, pod(driver, "ours", campaign="c0ffee"))
@@ -142,10 +156,80 @@ def test_a_pod_of_somebody_else_that_comes_onto_the_gpu_is_named(deploy, driver,
 
     for name in ("before", "trainer", "web", "ours"):
         driver.api.delete(f"{OTHERS}/{name}", grace_s=0)
-    assert [one for one in sentences if "came onto" in one] == [
+    [finding] = deployment.others_on_gpus(folder / "telemetry.csv")
+    assert (finding.severity, finding.code) == (Severity.DEGRADED, ReasonCode.GPU_SHARED)
+    assert finding.message == (
         f"the pod others/trainer came onto a GPU of node {driver.node} while replicas ran: whatever it did there was measured, too."
-    ]
-    assert deaths == []
+    )
+    assert sentences == deaths == []
+
+
+SEEN_BY = {
+    "by-handler": {"runtimeClassName": "nvidia"},
+    "by-variable": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+    "by-file": {"volumes": [{"name": "gpu", "hostPath": {"path": "/dev/nvidia0"}}]},
+}
+UNSEEING = {
+    "told-none": {"runtimeClassName": "nvidia", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]},
+    "web": {},
+}
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_pod_that_asks_for_no_gpu_and_sees_all_of_them_is_named(deploy, driver, when):
+    def come():
+        for name, how in (SEEN_BY | UNSEEING).items():
+            driver.api.create(OTHERS, seeing(driver, name, **how))
+        driver.api.create(OTHERS, seeing(driver, "exporter", owner="DaemonSet", runtimeClassName="nvidia"))
+
+    if when == "before":
+        come()
+    deployment, folder = deploy(experiment(replicas=1))
+    if when == "meanwhile":
+        come()
+    deployment.stop(timeout_s=DRAINED_S)
+
+    for name in (*SEEN_BY, *UNSEEING, "exporter"):
+        driver.api.delete(f"{OTHERS}/{name}", grace_s=0)
+    found = deployment.others_on_gpus(folder / "telemetry.csv")
+    assert {finding.code for finding in found} == {ReasonCode.GPU_SHARED}
+    assert {re.search(r"the pod others/(\S+), which sees", finding.message)[1] for finding in found} == set(SEEN_BY)
+
+
+def seeing(driver, name, *, env=(), owner="", **spec):
+    made = pod(driver, name, resources={})
+    made["spec"]["containers"][0]["env"] = list(env)
+    made["spec"] |= spec
+    if owner:
+        made["metadata"]["ownerReferences"] = [
+            {"apiVersion": "apps/v1", "kind": owner, "name": "exporter", "uid": "11111111-1111-1111-1111-111111111111"}
+        ]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("last", "named"),
+    [({}, True), ({"gpu_reserved_most_bytes": 900 * 2**20}, False), ({"gpu_reserved_most_bytes": None}, False)],
+    ids=["it is not ours", "it is ours", "nobody tells"],
+)
+def test_memory_that_is_not_the_replicas_is_told_with_who_came(deploy, driver, monkeypatch, last, named):
+    ask, facts = collect.status, {"device": "cuda", "gpu_reserved_bytes": 2**27, "gpu_reserved_most_bytes": 2**27}
+    monkeypatch.setattr(collect, "status", lambda *asked, **how: {**ask(*asked, **how), **facts})
+    deployment, folder = deploy(experiment(replicas=1))
+    driver.api.create(OTHERS, seeing(driver, "by-its-image"))
+    facts |= last
+    deployment.statuses()
+    deployment.stop(timeout_s=DRAINED_S)
+
+    driver.api.delete(f"{OTHERS}/by-its-image", grace_s=0)
+    used = [2738880512.0] * 9 + [3536846848.0] * 5
+    rows = "".join(f"2026-11-28T19:21:{second},{second}.4,{value}\n" for second, value in enumerate(used))
+    (folder / "telemetry.csv").write_text(f"timestamp,elapsed_s,gpu0_memory_bytes\n{rows}")
+    found = deployment.others_on_gpus(folder / "telemetry.csv")
+    assert [finding.code for finding in found] == [ReasonCode.GPU_SHARED] * named
+    for finding in found:
+        assert "gpu-0 held 761 MiB that are not the replicas' from second 9 " in finding.message
+        assert "others/by-its-image" in finding.message
 
 
 def pod(driver, name, *, resources=None, campaign=""):

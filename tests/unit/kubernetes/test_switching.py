@@ -194,6 +194,35 @@ def test_what_a_node_lacks_for_long_is_told_once_while_it_is_waited_for(here, pl
     assert 15 <= at_s < 18
 
 
+def test_a_switch_tells_what_of_it_the_plugin_needed(here, plugin):
+    plugin.daemon, told = False, []
+
+    def before(verb, target):
+        plugin(verb, target)
+        names = [pod["metadata"]["name"] for pod in plugin.cluster.store.listing(PODS, {})["items"]]
+        if (
+            here.mode.clock.now_s() >= 6 and "mps-daemon" not in names
+        ):  # late, as a real one, and the plugin starts anew
+            plugin.pod("mps-daemon", {"name": "mps-control-daemon-ctr"})
+            plugin.cluster.store.delete(PODS.named("plugin"), {"gracePeriodSeconds": 0})
+            plugin.pod("plugin", {"name": "sidecar", "env": [{"name": "NODE_LABEL", "value": LABEL}]})
+
+    plugin.cluster.before = before
+    made = here.mode.switch(here.api, experiment(sharing=MPS, replicas=2), threading.Event(), told.append)
+
+    moments = [made.begun_s, made.written_s, made.allocatable_changed_s, made.plugin_restarted_s, made.accepted_s]
+    assert moments == sorted(moments)
+    assert made.plugin_restarted_s == made.shown_s >= 6
+    facts = made.facts()
+    assert facts["configuration"] == "mps-2"
+    assert facts["plugin_seconds"] == made.shown_s - made.written_s
+    assert 0 < facts["seconds"] - facts["plugin_seconds"] <= 5
+    assert told == [
+        f"switched the nodes to mps-2 in {facts['seconds']:.1f} s, of which the device plugin needed {facts['plugin_seconds']:.1f} s."
+    ]
+    assert here.mode.switch(here.api, experiment(sharing=MPS, replicas=2), threading.Event(), told.append) is None
+
+
 def test_a_stale_label_is_not_believed(here, plugin):
     switch(here, MPS, replicas=8)
     plugin.discovery = False  # eight slices before and after: the plugin lends them by the old mode
