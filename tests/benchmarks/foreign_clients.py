@@ -75,15 +75,15 @@ def written_trace(file, seconds):
 
 
 @contextlib.contextmanager
-def timed_server(folder, *, first_s, gap_s):
-    """The port of a fake that leaves the times of its tokens in a file, and the file."""
+def timed_server(folder, *, first_s, gap_s, spread=0.0):
+    """The port of a fake that leaves the times of its tokens in a file, the file, and its process."""
     port, times = free_port(), folder / "times.json"
     fake = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
-    command = [*fake, "--gap-s", str(gap_s), "--first-s", str(first_s)]
+    command = [*fake, "--gap-s", str(gap_s), "--first-s", str(first_s), "--spread", str(spread)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         while not takes_connections(port):
             time.sleep(0.1)
-        yield port, times
+        yield port, times, server
         server.terminate()
 
 

@@ -1,7 +1,11 @@
 """A server of known times: ``python -m tests.support.fake_streaming_server --port N``.
 
-Answers OpenAI's completions and chat (streamed or whole), and anything else with a small JSON object. The first token comes
-``--first-s`` after the request, each further one ``--gap-s`` later. ``--fault`` makes it misbehave.
+Answers OpenAI's completions and chat (streamed or whole), and anything else with a small JSON object. The first token is due
+``--first-s`` after the request, each further one ``--gap-s`` later; with ``--spread`` each request has times of its own, up to so many
+times longer. A server that is a whole gap late counts on from there, as an engine does. ``--fault`` makes it misbehave.
+
+``--times FILE`` takes, at the end, an object for each chat: its text, when it was read, and of each token when it was due, and the
+instants before and after it was sent (``time.perf_counter_ns``), between which the kernel had it.
 """
 
 import argparse
@@ -37,21 +41,24 @@ FAULTS = (
 TOLD = {"/health": b"{}", "/v1/models": b'{"object": "list", "data": [{"id": "fake", "object": "model"}]}'}
 HANGS_AFTER = 40
 """Requests that are answered before the fault ``hang``."""
+NS_PER_S = 1_000_000_000
+GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples, modulo 1, fill the range from 0 to 1 evenly however many there are."""
 
 
 class Server:
     """One server; ``asked`` holds the bodies of the requests, ``heads`` their heads."""
 
-    def __init__(self, *, first_s=0.0, gap_s=0.0, fault="none", usage=True, tls=None, room=math.inf):
-        self.first_s, self.gap_s, self.fault, self.usage = first_s, gap_s, fault, usage
+    def __init__(self, *, first_s=0.0, gap_s=0.0, spread=0.0, fault="none", usage=True, tls=None, room=math.inf):
+        self.first_s, self.gap_s, self.spread, self.fault, self.usage = first_s, gap_s, spread, fault, usage
         self.tls = tls
         self.room = room
         self.asked = []
         self.heads = []
         self.connections = 0
         self.born_s = time.monotonic()
-        self.times_ns = {}
-        """When a chat's request was read and each of its tokens sent, by its text."""
+        self.times = []
+        """Of each chat, as ``--times`` has them."""
 
     async def serve(self, port=0):
         return await asyncio.start_server(self.handle, "127.0.0.1", port, ssl=self.tls)
@@ -115,29 +122,40 @@ class Server:
             self.event(writer, {**kind, "choices": [{"delta": {"role": "assistant", "content": ""}}]})
         tokens = asked.get("max_tokens") or asked["max_completion_tokens"]
         tokens *= 3 if self.fault == "too-long" else 1
-        times_ns = self.times_ns.setdefault(str(asked["messages"][0]["content"]), []) if chat else []
-        times_ns.append(read_ns)
+        longer = 1 + self.spread * (GOLDEN * len(self.times) % 1)
+        gap_ns, due_ns = round(longer * self.gap_s * NS_PER_S), read_ns + round(longer * self.first_s * NS_PER_S)
+        due, before, after = [], [], []
+        if chat:
+            text = str(asked["messages"][0]["content"])
+            self.times.append({"text": text, "read": read_ns, "due": due, "before": before, "after": after})
+        token = self.framed({**kind, "choices": [{"delta": {"content": " w"}} if chat else {"text": " w"}]})
         for number in range(tokens):
-            await asyncio.sleep(self.gap_s if number else self.first_s)
-            times_ns.append(time.perf_counter_ns())
+            await asyncio.sleep(max(due_ns - time.perf_counter_ns(), 0) / NS_PER_S)
             if number == 2 and self.fault == "cut":
                 return False
             if number == 2 and self.fault == "in-stream":
                 self.event(writer, {"error": {"message": "the engine is gone"}})
-            self.event(writer, {**kind, "choices": [{"delta": {"content": " w"}} if chat else {"text": " w"}]})
+            due.append(due_ns)
+            before.append(time.perf_counter_ns())
+            writer.write(token)
+            after.append(time.perf_counter_ns())
+            due_ns = before[-1] if before[-1] > due_ns + gap_ns else due_ns
+            due_ns += gap_ns
             await writer.drain()
         if self.usage:
             usage = {"prompt_tokens": 7, "completion_tokens": tokens}
             self.event(writer, {**kind, "choices": [], "usage": usage})
-        self.chunk(writer, b"data: [DONE]\n\n")
-        writer.write(b"0\r\n\r\n")
+        writer.write(self.chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         return self.fault != "close"
 
     def event(self, writer, content):
-        self.chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
+        writer.write(self.framed(content))
 
-    def chunk(self, writer, data):
-        writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+    def framed(self, content):
+        return self.chunk(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    def chunk(self, data):
+        return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 @contextlib.contextmanager
@@ -172,7 +190,7 @@ def running(*servers):
 
 
 async def main(options):
-    server = Server(first_s=options.first_s, gap_s=options.gap_s, fault=options.fault, room=options.room)
+    server = Server(**{name: getattr(options, name) for name in ("first_s", "gap_s", "spread", "fault", "room")})
     async with await server.serve(options.port) as listening:
         sys.stdout.write("Application startup complete\n")
         sys.stdout.flush()
@@ -183,7 +201,7 @@ async def main(options):
             told_to_end = asyncio.Event()
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
             await told_to_end.wait()
-            options.times.write_text(json.dumps(server.times_ns))
+            options.times.write_text(json.dumps(server.times))
             return
         await listening.serve_forever()
 
@@ -193,10 +211,15 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--first-s", type=float, default=0.0)
     parser.add_argument("--gap-s", type=float, default=0.0)
+    parser.add_argument("--spread", type=float, default=0.0)
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--live-s", type=float)
     parser.add_argument("--room", type=float, default=math.inf, help="streams at once; others are refused with 429")
     parser.add_argument("--times", type=Path, help="takes the times of all tokens at the end")
     if os.environ.get("CHILDREN"):  # as engines have that compute in a process of their own
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
-    asyncio.run(main(parser.parse_args()))
+    options, factory = parser.parse_args(), None
+    if options.times:
+        from harness.traffic.loop import precise_event_loop as factory  # a third of a second, for those who need its timers
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(main(options))
