@@ -59,14 +59,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--cost", action="store_true", help="CPU seconds of 600 streams at a rate")
-    parser.add_argument("--beside", nargs="*", choices=(*foreign_clients.FOREIGN, []), help="these programs, where they are on PATH")
+    parser.add_argument(
+        "--beside", nargs="*", choices=(*foreign_clients.FOREIGN, []), help="these programs, where they are on PATH"
+    )
     parser.add_argument("--json", type=Path, help="takes all figures, with the machine that they are of")
     options = parser.parse_args()
     seconds = options.seconds
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     machine = {"cores": len(os.sched_getaffinity(0)), "of": os.cpu_count(), "load_before": round(os.getloadavg()[0], 1)}
     machine |= {"cpu": cpu_name(), "python": platform.python_version(), "kernel": platform.release()}
-    print(f"{machine['cpu']}, {machine['cores']} of {machine['of']} cores, load average {machine['load_before']} before it began")
+    print(
+        f"{machine['cpu']}, {machine['cores']} of {machine['of']} cores, load average {machine['load_before']} before it began"
+    )
     if options.beside is not None:
         figures = foreign_clients.side_by_side(options.beside or list(foreign_clients.FOREIGN), seconds)
     elif options.cost:
@@ -82,7 +86,9 @@ def main() -> None:
 
 def cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
+    )
 
 
 def cost(folder: Path) -> dict[str, Any]:
@@ -138,7 +144,10 @@ def _measure(streams: int, seconds: float, folder: Path) -> dict[str, Any]:
         **of_gaps(asker.outcomes, chats),
         **of_server(chats),
         "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000,
-        **{f"{who}_waited_for_a_core": share for who, share in zip(("client", "server"), spent[3:] / spent[0], strict=True)},
+        **{
+            f"{who}_waited_for_a_core": share
+            for who, share in zip(("client", "server"), spent[3:] / spent[0], strict=True)
+        },
     }
     for who, cpu_s in zip(("client", "server"), spent[1:3], strict=True):
         figures[f"{who}_cpu_s_per_1000_tokens"] = 1000 * cpu_s / max(figures["tokens"], 1)
@@ -188,7 +197,9 @@ def bounds(chat: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def of_server(chats: dict[str, Any]) -> dict[str, Any]:
-    due, before, after = (np.concatenate([chat[what] for chat in chats.values()]) for what in ("due", "before", "after"))
+    due, before, after = (
+        np.concatenate([chat[what] for chat in chats.values()]) for what in ("due", "before", "after")
+    )
     return {
         "sent_per_s": len(before) / (before.max() - before.min()) * 1e9,
         "server_late_p99_ms": float(np.percentile(before - due, 99)) / 1e6,
@@ -207,7 +218,12 @@ def verdict_of(figures: dict[str, Any]) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    bar = {"gap_error_p99_ms": f" (bar < {BAR_MS:g})", "memory_mb": f" (bar < {BAR_MB})", "failed": " (bar 0)", "unanswered": " (bar 0)"}.get(name, "")
+    bar = {
+        "gap_error_p99_ms": f" (bar < {BAR_MS:g})",
+        "memory_mb": f" (bar < {BAR_MB})",
+        "failed": " (bar 0)",
+        "unanswered": " (bar 0)",
+    }.get(name, "")
     return f"{name} {value:.4g}{bar}" if isinstance(value, float) else f"{name} {value}{bar}"
 
 

@@ -220,6 +220,8 @@ if __name__ == "__main__":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     options, factory = parser.parse_args(), None
     if options.times:
-        from harness.traffic.loop import precise_event_loop as factory  # a third of a second, for those who need its timers
+        from harness.traffic.loop import (
+            precise_event_loop as factory,
+        )  # a third of a second, for those who need its timers
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main(options))
