@@ -1,13 +1,16 @@
-"""Our client and another program's, asking the same fake server with the same trace: ``server_client.py --against``.
+"""Our client and other programs, asking the same fake server with the same trace: ``server_client.py --beside``.
 
-The fake writes down when it sends each token, so that each client is held against what happened in its own run, and not only against the
-other. The other program is none of our dependencies: its path is given.
+The fake notes when it read each request and sent each token, so that each client is held against what happened in its own run, and not
+only against another's run. The other programs are none of our dependencies: those are asked that are on PATH, and what they say is read
+from the file that they leave.
 """
 
 import contextlib
 import dataclasses
 import json
+import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,9 +19,9 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from harness.analysis.statistics import percentile
 from harness.replica.engine.readiness import HOST, takes_connections
 from harness.replica.engine.workload import Families, ServerLedger, ServerLoad
 from harness.replica.metrics import RequestMetrics
@@ -28,47 +31,80 @@ from harness.traffic.questions import questions
 from harness.traffic.records import CLIENT_FIELDS, OK
 from tests.support.ports import free_port
 
-FIRST_S, GAP_S = 0.05, 0.02
-PER_S, TOKENS = 20, (20, 80)
+FIRST_S, GAP_S, SPREAD = 0.2, 0.01, 0.5
+"""What the fake plants: each request has times of its own, up to half as long again."""
+PER_S, TOKENS = 20, 64
 GOOD_MS = 1000
-"""A request answered within it is a good one; about half of them are."""
-SAMPLE_S = 0.2
+"""A request answered within it is a good one."""
+AGREE = 0.01
+PERCENTS = (50, 90, 99)
 TIMEOUT_S = 600
+OURS = "ours"
 
 
 @dataclasses.dataclass
 class Seen:
-    """What a client says, by request; times in ms, from when it was sent; ``gaps`` None: it does not say them."""
+    """What a client says: its own percentiles in ms by figure and percent, counted from sending; how many, and good ones, a second."""
 
-    ttft: np.ndarray
-    tpot: np.ndarray
-    latency: np.ndarray
-    first: np.ndarray
-    tokens: np.ndarray
+    answered: int
     per_s: float
-    good_share: float
-    gaps: list | None = None
+    good_per_s: float | None
+    percentiles: dict[str, dict[int, float]]
 
 
-def side_by_side(name, program, seconds):
-    """Print both, each held against what the fake did in its own run."""
+def side_by_side(names, seconds):
+    """Each program that is there beside ours, held against what the fake did in its run; by program, its figures."""
+    figures = {}
     with tempfile.TemporaryDirectory() as folder:
         file = written_trace(Path(folder) / "trace.jsonl", seconds)
         ours = [sys.executable, "-m", "tests.benchmarks.foreign_clients", "{port}", str(file), "{folder}"]
-        rows = [
-            told(*of_one(Path(folder) / "ours", ours, read_ours)),
-            told(*of_one(Path(folder) / name, FOREIGN[name][0](program, file, Path(folder)), FOREIGN[name][1])),
-        ]
-    print(f"{'':34}{'ours':>22}{name:>22}   (in brackets: what the server itself saw in that run)")
-    for label in rows[0]:
-        print(f"{label:34}{rows[0][label]:>22}{rows[1][label]:>22}")
+        commands = {OURS: (ours, read_ours)}
+        for name in names:
+            if program := shutil.which(name):
+                commands[name] = (FOREIGN[name][0](program, file, Path(folder)), FOREIGN[name][1])
+            else:
+                print(f"{name} is not on PATH")
+        for name, (command, read) in commands.items():
+            figures[name] = of_one(Path(folder) / name, command, read)
+    judge(figures)
+    show(figures)
+    return figures
+
+
+def judge(figures):
+    """Ours is right where it is within 1 % of what the server did, and no dearer than any other."""
+    for figure in figures.values():
+        off = [abs(row["off"]) for row in figure["rows"].values() if row["off"] is not None]
+        figure["most_off"] = max(off)
+    dearer = any(figures[OURS]["cpu_s"] >= other["cpu_s"] for name, other in figures.items() if name != OURS)
+    right = figures[OURS]["most_off"] <= AGREE
+    figures[OURS]["verdict"] = "met" if right and not dearer else "MISSED"
+    for name, figure in figures.items():
+        figure.setdefault("verdict", "met")  # another's fault is none of ours
+        figure["name"] = name
+
+
+def show(figures):
+    rows = list(figures[OURS]["rows"])
+    print(f"{'what it says, over what the server did':40}" + "".join(f"{name:>26}" for name in figures))
+    for row in rows:
+        said = [figure["rows"][row] for figure in figures.values()]
+        texts = ["-" if each["off"] is None else f"{each['said']:.2f} ({100 * each['off']:+.2f} %)" for each in said]
+        print(f"{row:40}" + "".join(f"{text:>26}" for text in texts))
+    print(
+        f"{'CPU seconds of the whole command':40}" + "".join(f"{figure['cpu_s']:>26.1f}" for figure in figures.values())
+    )
+    print(
+        f"{'the server itself, late p99, ms':40}"
+        + "".join(f"{figure['server_late_p99_ms']:>26.2f}" for figure in figures.values())
+    )
+    print(f"ours within {100 * AGREE:g} % of the server, and cheaper: {figures[OURS]['verdict']}")
 
 
 def written_trace(file, seconds):
     chance, at_s, lines = random.Random(0), 0.0, []
     while at_s < seconds:
-        entry = {"timestamp": round(1000 * at_s), "input_length": 30, "output_length": chance.randint(*TOKENS)}
-        lines.append(json.dumps(entry))
+        lines.append(json.dumps({"timestamp": round(1000 * at_s), "input_length": 30, "output_length": TOKENS}))
         at_s += chance.expovariate(PER_S)
     file.write_text("\n".join(lines) + "\n")
     return file
@@ -88,85 +124,85 @@ def timed_server(folder, *, first_s, gap_s, spread=0.0):
 
 
 def of_one(folder, command, read):
-    """What a client said, what the fake did (s: each request read, its tokens sent), and the client's processor seconds meanwhile."""
+    """What a client said beside what the fake did, and what the client's processes took of the CPU, from start to end."""
     folder.mkdir()
-    with timed_server(folder, first_s=FIRST_S, gap_s=GAP_S) as (port, times), (folder / "log").open("wb") as log:
-        told_to = [text.replace("{port}", str(port)).replace("{folder}", str(folder)) for text in command]
-        client = subprocess.Popen(told_to, stdout=log, stderr=log)
-        samples = []
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while client.poll() is None and time.monotonic() < deadline_s:
-            samples.append((time.perf_counter(), spent_s(client.pid)))
-            time.sleep(SAMPLE_S)
-    if client.poll() != 0:
-        client.kill()
-        raise SystemExit(f"{told_to[0]} ended with {client.poll()}:\n{(folder / 'log').read_text()[-3000:]}")
-    sent = [np.array(each) / 1e9 for each in json.loads(times.read_text()).values()]
-    at_s, cpu_s = np.array(samples).T
-    begin_s, end_s = min(each[1] for each in sent), max(each[-1] for each in sent)
-    return read(folder), sent, np.interp(end_s, at_s, cpu_s) - np.interp(begin_s, at_s, cpu_s)
+    with (
+        timed_server(folder, first_s=FIRST_S, gap_s=GAP_S, spread=SPREAD) as (port, times, _),
+        (folder / "log").open("wb") as log,
+    ):
+        words = [text.replace("{port}", str(port)).replace("{folder}", str(folder)) for text in command]
+        client = subprocess.Popen(words, stdout=log, stderr=log)
+        limit = threading.Timer(TIMEOUT_S, client.kill)
+        limit.start()
+        _, status, spent = os.wait4(client.pid, 0)
+        client.returncode = os.waitstatus_to_exitcode(status)
+        limit.cancel()
+    if client.returncode:
+        raise SystemExit(f"{words[0]} ended with {client.returncode}:\n{(folder / 'log').read_text()[-3000:]}")
+    chats = [
+        {key: np.array(value) / 1e6 for key, value in chat.items() if key != "text"}
+        for chat in json.loads(times.read_text())
+    ]
+    late_ms = np.concatenate([chat["before"] - chat["due"] for chat in chats])
+    return {
+        "rows": rows(read(folder), chats),
+        "cpu_s": spent.ru_utime + spent.ru_stime,
+        "server_late_p99_ms": float(np.percentile(late_ms, 99)),
+    }
 
 
-def spent_s(pid):
-    """Of a process and all below it."""
-    total = 0.0
-    try:
-        for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-            total += sum(process.cpu_times()[:2])
-    except psutil.Error:
-        pass
-    return total
-
-
-def told(seen, sent, cpu_s):
-    """By its name, each figure as the client says it, and in brackets what the fake did."""
-    begin_s, end_s = min(each[0] for each in sent), max(each[-1] for each in sent)
-    latency = 1e3 * np.array([each[-1] - each[0] for each in sent])
+def rows(seen, chats):
+    """By figure, what the client says, and by how much that is off what the fake did."""
+    sent = [(chat["before"] + chat["after"]) / 2 for chat in chats]
+    begins, ends = (np.array([chat["read"] for chat in chats]), np.array([each[-1] for each in sent]))
+    took_s = (ends.max() - begins.min()) / 1e3
     truth = {
-        "TTFT": 1e3 * np.array([each[1] - each[0] for each in sent]),
-        "TPOT": 1e3 * np.array([(each[-1] - each[1]) / (len(each) - 2) for each in sent]),
-        "ITL": 1e3 * np.concatenate([np.diff(each[1:]) for each in sent]),
-        "latency": latency,
+        "TTFT": np.array([each[0] for each in sent]) - begins,
+        "TPOT": np.array([(each[-1] - each[0]) / (len(each) - 1) for each in sent]),
+        "ITL": np.concatenate([np.diff(each) for each in sent]),
+        "latency": ends - begins,
     }
-    gaps = None if seen.gaps is None else np.concatenate(seen.gaps)
-    said = {"TTFT": seen.ttft, "TPOT": seen.tpot, "ITL": gaps, "latency": seen.latency}
-    rows = {
-        "requests answered": f"{len(seen.ttft)} ({len(sent)})",
-        "requests per second": f"{seen.per_s:.2f} ({len(sent) / (end_s - begin_s):.2f})",
-        f"answered within {GOOD_MS} ms, %": f"{100 * seen.good_share:.1f} ({100 * (latency <= GOOD_MS).mean():.1f})",
+    made = {
+        "requests answered": row(seen.answered, len(chats)),
+        "requests/s": row(seen.per_s, len(chats) / took_s),
+        f"goodput (within {GOOD_MS} ms), requests/s": row(
+            seen.good_per_s, (truth["latency"] <= GOOD_MS).sum() / took_s
+        ),
     }
-    for name, values in said.items():
-        for at in (50, 99):
-            own = "-" if values is None else format(np.percentile(values, at), ".2f")
-            rows[f"{name} p{at}, ms"] = f"{own} ({np.percentile(truth[name], at):.2f})"
-    rows["gap error p50 / p99, ms"] = "-"
-    if seen.gaps is not None and len(seen.gaps) == len(sent):
-        # The same request: of so many tokens, the next one to begin.
-        theirs = [seen.gaps[each] for each in np.lexsort((seen.first, seen.tokens))]
-        own = sorted(sent, key=lambda each: (len(each), each[1]))
-        error = np.abs(np.concatenate([np.asarray(a) - 1e3 * np.diff(b[1:]) for a, b in zip(theirs, own, strict=True)]))
-        rows["gap error p50 / p99, ms"] = f"{np.median(error):.2f} / {np.percentile(error, 99):.2f}"
-    rows["CPU seconds per 1,000 tokens"] = f"{1000 * cpu_s / sum(len(each) - 1 for each in sent):.3f}"
-    return rows
+    for name, values in truth.items():
+        for at in PERCENTS:
+            made[f"{name} p{at}, ms"] = row(
+                seen.percentiles.get(name, {}).get(at), percentile(values, at / 100, least=1)
+            )
+    return made
+
+
+def row(said, did):
+    return {
+        "said": None if said is None else float(said),
+        "did": float(did),
+        "off": None if said is None else float(said / did - 1),
+    }
 
 
 def read_ours(folder):
     requests = np.fromfile(folder / "requests.bin", dtype="<i8").reshape(-1, len(CLIENT_FIELDS))
     field = {name: requests[:, at] for at, name in enumerate(CLIENT_FIELDS)}
     assert set(field["status"]) == {OK}
-    gaps = np.fromfile(folder / "gaps.bin", dtype="<i8").reshape(-1, 2)[:, 1] / 1e6
-    each = np.split(gaps, np.cumsum(field["output_tokens"] - 1)[:-1])
+    gaps = np.fromfile(folder / "gaps.bin", dtype="<i8").reshape(-1, 2)[:, 1]
     duration_s = ((field["intended_ns"] + field["latency_ns"]).max() - field["intended_ns"].min()) / 1e9
-    latency = (field["latency_ns"] - field["send_error_ns"]) / 1e6
+    latency = field["latency_ns"] - field["send_error_ns"]
+    values = {
+        "TTFT": field["ttft_ns"] - field["send_error_ns"],
+        "TPOT": (field["latency_ns"] - field["ttft_ns"]) / (field["output_tokens"] - 1),
+        "ITL": gaps,
+        "latency": latency,
+    }
     return Seen(
-        ttft=(field["ttft_ns"] - field["send_error_ns"]) / 1e6,
-        tpot=np.array([one.mean() for one in each]),
-        latency=latency,
-        first=field["intended_ns"] + field["ttft_ns"],
-        tokens=field["output_tokens"],
-        per_s=len(requests) / duration_s,
-        good_share=(latency <= GOOD_MS).mean(),
-        gaps=each,
+        len(requests),
+        len(requests) / duration_s,
+        (latency <= GOOD_MS * 1e6).sum() / duration_s,
+        {name: {at: percentile(each, at / 100, least=1) / 1e6 for at in PERCENTS} for name, each in values.items()},
     )
 
 
@@ -179,23 +215,21 @@ def aiperf(program, file, folder):
     ]  # fmt: skip
 
 
+AIPERF = {
+    "TTFT": "time_to_first_token",
+    "TPOT": "inter_token_latency",
+    "ITL": "inter_chunk_latency",
+    "latency": "request_latency",
+}
+
+
 def read_aiperf(folder):
-    lines = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text().splitlines()]
-    summary = json.loads((folder / "profile_export_aiperf.json").read_text())
-    good = [each for each in lines if "time_to_first_token" in each["metrics"]]
-
-    def values(name):
-        return np.array([each["metrics"][name]["value"] for each in good])
-
+    said = json.loads((folder / "profile_export_aiperf.json").read_text())
     return Seen(
-        ttft=values("time_to_first_token"),
-        tpot=values("inter_token_latency"),
-        latency=values("request_latency"),
-        first=np.array([each["metadata"]["request_start_ns"] for each in good]) + 1e6 * values("time_to_first_token"),
-        tokens=values("output_sequence_length"),
-        per_s=summary["request_throughput"]["avg"],
-        good_share=summary["goodput"]["avg"] / summary["request_throughput"]["avg"],
-        gaps=[each["metrics"]["inter_chunk_latency"]["value"] for each in good],
+        said["request_count"]["avg"],
+        said["request_throughput"]["avg"],
+        said["goodput"]["avg"],
+        {name: {at: said[theirs][f"p{at}"] for at in PERCENTS} for name, theirs in AIPERF.items()},
     )
 
 
@@ -209,18 +243,27 @@ def guidellm(program, file, folder):
     ]  # fmt: skip
 
 
+GUIDELLM = {
+    "TTFT": ("time_to_first_token_ms", 1),
+    "TPOT": ("inter_token_latency_ms", 1),
+    "latency": ("request_latency", 1e3),
+}
+"""Every gap it does not keep. Its requests a second are of windows between ends, its goodput needs an objective of latency alone."""
+
+
 def read_guidellm(folder):
     (benchmark,) = json.loads((folder / "out.json").read_text())["benchmarks"]
-    good = benchmark["requests"]["successful"]
-    latency = 1e3 * np.array([each["request_latency"] for each in good])
+    said = {name: figure["successful"] for name, figure in benchmark["metrics"].items() if "successful" in figure}
+    answered = said["request_latency"]["count"]
+    latency_ms = [1e3 * request["request_latency"] for request in benchmark["requests"]["successful"]]
     return Seen(
-        ttft=np.array([each["time_to_first_token_ms"] for each in good]),
-        tpot=np.array([each["inter_token_latency_ms"] for each in good]),
-        latency=latency,
-        first=np.array([each["info"]["timings"]["first_token_iteration"] for each in good]),
-        tokens=np.array([each["output_metrics"]["text_tokens"] for each in good]),
-        per_s=benchmark["metrics"]["requests_per_second"]["successful"]["mean"],
-        good_share=(latency <= GOOD_MS).mean(),
+        answered,
+        answered / benchmark["duration"],
+        sum(each <= GOOD_MS for each in latency_ms) / benchmark["duration"],
+        {
+            name: {at: scale * said[theirs]["percentiles"][f"p{at}"] for at in PERCENTS}
+            for name, (theirs, scale) in GUIDELLM.items()
+        },
     )
 
 
@@ -252,7 +295,7 @@ def ask(port, file, folder):
     )
     ledger = ServerLedger(Families(streams=True), RequestMetrics(), Path(folder))
     stopping = threading.Event()
-    threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()
+    threading.Timer(last_ms / 1e3 + 0.2, stopping.set).start()
     load = ServerLoad(engine, HttpClient(engine, int(port), HOST), questions(engine, 0), ledger, seed=0, alive=lambda: None)  # fmt: skip
     load.run(stopping)
     load.close()
