@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_of_look
+from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_of_error
 from harness.analysis.metrics.attribution import GpuUse, gpu_use
 from harness.analysis.metrics.catalogue import METRICS, OWN, metrics_of
 from harness.analysis.metrics.run import Run
@@ -384,7 +384,7 @@ def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec 
         cell = Cell(key, runs, spec.most_repeats if spec and not spec.until_known else None)
         if spec and spec.until_known:
             looks = max((run.data.manifest.experiment.repeat for run in runs), default=1)
-            cell.shares[str(folder.resolve())] = share_of_look(spec.until_known.max, looks)
+            cell.shares[str(folder.resolve())] = share_of_error(spec.until_known, looks)
         _average(cell)
         cells.append(cell)
     return cells

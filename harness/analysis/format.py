@@ -20,6 +20,7 @@ _DIGITS = 3
 _EXACT, _WIDE = 1e-9, 0.5
 _PLUS_MINUS = "±"
 _UNDECIDED = 10.0
+_WHOLE_PERCENT = 0.0995
 
 
 def number(value: float) -> str:
@@ -95,6 +96,21 @@ def ratio_interval(estimate: Estimate) -> str:
     if estimate.low and estimate.high and estimate.high > _UNDECIDED * estimate.low:
         return "not decidable"
     return whole_interval(estimate)
+
+
+def percent_more(ratio: Estimate) -> str:
+    """A ratio as what it is more or less than 1: ``+137% (117 to 158%)``, ``-23% (-26 to -20%)``."""
+    whole = f"{100 * (ratio.mean - 1):+.{_places(ratio.mean - 1)}f}%"
+    if ratio.low is None or ratio.high is None:
+        return whole
+    places = max(_places(ratio.low - 1), _places(ratio.high - 1))
+    low, high = (f"{100 * (end - 1):.{places}f}" for end in (ratio.low, ratio.high))
+    return f"{whole} ({low} to {high}%)"
+
+
+def _places(share: float) -> int:
+    """Decimals of a share in percent: what is below 10 % has one."""
+    return 0 if abs(share) >= _WHOLE_PERCENT else 1
 
 
 def times(estimate: Estimate, what: str = "") -> str:

@@ -13,7 +13,6 @@ from harness.errors import UsageError
 from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
 from harness.sharing.modes import mode_of
 from harness.spec import (
-    FIRST_LOOK,
     CampaignSpec,
     CellSpec,
     Device,
@@ -148,7 +147,7 @@ def _is_unseen(metric: Metric, workload: WorkloadSpec) -> bool:
 def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
     """The experiments that will be run in any case: all, the first point of each series, or the repeats before the first look."""
     if spec.stress is None:
-        looked_at = FIRST_LOOK if spec.until_known else spec.most_repeats
+        looked_at = spec.until_known.first_look if spec.until_known else spec.most_repeats
         return [experiment for experiment in expand(spec) if experiment.repeat <= looked_at]
     return [one_experiment(spec, cells[0], 1) for cells in spec.series()]
 

@@ -19,7 +19,6 @@ from harness.spec.slo import SloSpec
 from harness.spec.stress import StressLoad, StressSpec
 from harness.spec.sweep import Per, SweepSpec, SweptLoad
 from harness.spec.timing import (
-    FIRST_LOOK,
     PRESETS,
     KnownMetric,
     Repeats,
@@ -265,10 +264,10 @@ class CampaignSpec(StrictModel):
         if self.order is Order.LISTED:
             yield "`repeats.until_known` judges block by block: `order` must be interleaved or random."
         cells = len(self.cells())
-        least_s = FIRST_LOOK * cells * self.timing.phases_s
+        least_s = wanted.first_look * cells * self.timing.phases_s
         if wanted.budget_s < least_s:
             yield (
-                f"`repeats.until_known.budget` of {wanted.budget} is too short to know anything: the {FIRST_LOOK} repeats of "
+                f"`repeats.until_known.budget` of {wanted.budget} is too short to know anything: the {wanted.first_look} repeats of "
                 f"{cells} cells before the first look take {least_s:g} s of phases. Raise it, or take shorter phases."
             )
 
@@ -338,7 +337,11 @@ class CampaignSpec(StrictModel):
         return [cells for cells in fitting if cells]
 
     def _fits(self, cell: CellSpec) -> bool:
-        return cell.sharing is not Sharing.EXCLUSIVE or cell.processes <= self.gpus
+        if cell.sharing is Sharing.EXCLUSIVE:
+            return cell.processes <= self.gpus
+        # Which mode is best at sharing is not asked of a replica that shares with nobody, where `exclusive` measures it.
+        alone = cell.replicas == 1 and Sharing.EXCLUSIVE in self.sharing
+        return not (alone and self.until_known is not None and self.until_known.best_mode)
 
     def _modes(self) -> list[Mode]:
         return [

@@ -24,6 +24,8 @@ from harness.spec.model import (
 
 FIRST_LOOK = 3
 """Repeats of every cell before the first look: the spread of two runs says next to nothing."""
+FIRST_LOOK_AT_MODES = 2
+"""The same where the best mode is asked for: modes often differ by far more than runs, and the level allows for the look."""
 MOST_REPEATS = 100
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
@@ -35,6 +37,8 @@ class KnownMetric(StrEnum):
     LATENCY_P50 = "latency_p50_exact"
     LATENCY_P95 = "latency_p95_exact"
     LATENCY_P99 = "latency_p99_exact"
+    ENERGY = "energy"
+    """GPU energy per request, which is known of whole runs alone."""
     OBJECTIVE = "objective"
     """Of the campaign, `slo`: whether it passes or fails."""
 
@@ -59,13 +63,23 @@ class StopWhenKnown(StrictModel):
     )
     min_s: float = Field(30.0, ge=1, le=86_400, description="Seconds recorded in any case; record_s is the most.")
 
+    @checked
+    def _is_seen_in_time(self) -> Iterator[str]:
+        if KnownMetric.ENERGY in self.metrics:
+            yield "`metrics`: energy is known when a recording has ended: leave it out."
+
 
 class UntilKnown(StrictModel):
     """What the repeats have to tell, and how long they may take."""
 
+    question: Literal["each", "best-mode"] = Field(
+        "each",
+        description="each: every cell against that of the first sharing mode (and condition); best-mode: which sharing mode is best by "
+        "each metric, with the most replicas that several modes have.",
+    )
     compare: KnownMetrics = Field(
         [KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P99],
-        description="Figures to tell apart: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact.",
+        description="Figures to tell apart: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact, energy.",
     )
     within: Fraction = Field(
         0.05,
@@ -75,7 +89,7 @@ class UntilKnown(StrictModel):
     decide: float = Field(
         0.95, ge=0.5, lt=1, description="Probability that all answers of the campaign are right, over all looks."
     )
-    max: int = Field(30, ge=FIRST_LOOK, le=MOST_REPEATS, description="Most repeats of a cell.")
+    max: int = Field(30, ge=FIRST_LOOK_AT_MODES, le=MOST_REPEATS, description="Most repeats of a cell.")
     budget: str | None = Field(
         None,
         pattern=r"^[0-9]+(\.[0-9]+)? ?(s|min|h)$",
@@ -86,6 +100,18 @@ class UntilKnown(StrictModel):
     def _compares_figures(self) -> Iterator[str]:
         if KnownMetric.OBJECTIVE in self.compare:
             yield "`compare` takes figures; an objective is decided within each run: `timing.stop_when_known`."
+        if self.max < self.first_look:
+            yield f"`max` of {self.max} is less than the {self.first_look} repeats before the first look."
+
+    @property
+    def best_mode(self) -> bool:
+        """Whether the best sharing mode is asked for, and not every difference."""
+        return self.question == "best-mode"
+
+    @property
+    def first_look(self) -> int:
+        """Repeats of every cell before the first look."""
+        return FIRST_LOOK_AT_MODES if self.best_mode else FIRST_LOOK
 
     @property
     def budget_s(self) -> float:

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis.contrasts.contrast import COMPARED, MIN_BLOCKS, corrected
+from harness.analysis.contrasts.contrast import COMPARED, MIN_BLOCKS
 from harness.analysis.statistics import (
+    corrected,
     SIGNIFICANCE,
     Estimate,
     LogRatio,

@@ -9,6 +9,9 @@ replicas is one family, whatever else was measured; so no p depends on which arc
 metric that is not of those is a family of its own over the same places. The interval has 95 %; where the correction alone keeps a
 difference from being significant, it is widened to the corrected level, so that it always holds 1 where no difference is
 significant, and leaves it out where one is.
+
+Which mode is best by a few metrics is a question of its own, where a campaign ends when that is known (``question: best-mode``): then
+those metrics are the family, and the rule is the one that ended it (Bonferroni).
 """
 
 from __future__ import annotations
@@ -17,15 +20,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, pooled_cell, shared
+from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, key_of, pooled_cell, shared
 from harness.analysis.statistics import (
     SIGNIFICANCE,
     EffectSize,
     Estimate,
     LogRatio,
     Outcome,
+    corrected,
     effect_size,
-    holm,
     paired,
     unpaired,
 )
@@ -88,18 +91,6 @@ class Contrast:
         return effect_size(before, after, shared(self.baseline, self.candidate))
 
 
-def corrected(test: LogRatio, others: Iterable[float], share: float = 1.0) -> tuple[Estimate, float, float]:
-    """The ratio of a test that has a p, its p, and that after Holm's correction with those of the others, which are careful ones.
-
-    ``share``: of the usual error of 5 % (see ``statistics.student``).
-    """
-    p, careful = (min((known.p or 0.0) / share, 1.0) for known in (test, test.careful))
-    after = holm([careful, *others])[0]
-    if p < SIGNIFICANCE <= after:
-        return test.careful.estimate(careful / after * share), p, after
-    return test.estimate(share), p, after
-
-
 _Arm = tuple[str, frozenset[Path], tuple[object, ...]]
 """Workload, campaigns, and the values in which two arms differ."""
 _Place = tuple[frozenset[tuple[object, ...]], str]
@@ -130,7 +121,9 @@ class Contrasts:
         if test.p is None:
             return Contrast(metric, baseline, candidate, test.estimate(share), paired=by_pairs)
         place = _place(baseline, candidate, metric)
-        others = [p for key, p in self._family(baseline, candidate, metric).items() if key != place]
+        others = self._of_the_question(baseline, candidate, metric) or [
+            p for key, p in self._family(baseline, candidate, metric).items() if key != place
+        ]
         ratio, p, after = corrected(test, others, share)
         return Contrast(metric, baseline, candidate, ratio, p, after, len(others) + 1, by_pairs)
 
@@ -168,6 +161,15 @@ class Contrasts:
         if differing(a, b) == {"condition"}:
             return True
         return spec is not None and not spec.open_ended and spec.order is not Order.LISTED
+
+    def _of_the_question(self, a: Cell, b: Cell, metric: str) -> list[float]:
+        """For a contrast that decides on the best mode in its own campaign, which looks several times: the other tests, at their most."""
+        analysis = self._analyses.get(next(iter(_campaigns(a)))) if _campaigns(a) == _campaigns(b) else None
+        wanted = analysis.spec.until_known if analysis and analysis.spec else None
+        if analysis is None or analysis.progress is None or wanted is None or metric not in wanted.compare:
+            return []
+        both = any({a.key, b.key} <= {key_of(cell) for cell in group} for group in analysis.progress.rivals)
+        return [1.0] * (len(analysis.progress.verdicts) - 1) if both else []
 
     def _family(self, a: Cell, b: Cell, metric: str) -> Mapping[_Place, float]:
         """P of every test that is corrected together with this one."""

@@ -5,6 +5,10 @@ with the same workload and replicas: is it another figure, or practically the sa
 it lies inside what counts as equal; one of the two comes when it is narrow enough. A cell without a counterpart is asked for a
 narrow interval alone.
 
+``question: best-mode`` asks less: which sharing mode is best by each metric, with the most replicas that several modes have. All
+questions are judged anew after every block from the second on, as ``Contrasts`` judges them in the end: the best mode against
+every other, by the careful p of Welch's test times the number of metrics.
+
 Who looks after each block and stops at the first answer errs more often than one who looks once. So the error that ``decide``
 leaves is divided: evenly over the questions, and over the looks in proportion to 1/block; every interval takes its share
 (Bonferroni; group sequential with alpha spending, Lan and DeMets 1983). The intervals are Student's and Welch's over whole runs.
@@ -19,15 +23,30 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from statistics import fmean
 
-from harness.analysis.format import number, whole_interval
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, Outcome, ratio, student, t_interval, within
-from harness.spec import FIRST_LOOK, CellSpec, UntilKnown
+from harness.analysis.format import number, percent_more, replicas_in_words, whole_interval
+from harness.analysis.metrics.catalogue import ALL
+from harness.analysis.statistics import (
+    SIGNIFICANCE,
+    Estimate,
+    Outcome,
+    corrected,
+    ratio,
+    student,
+    t_interval,
+    unpaired,
+    within,
+)
+from harness.sharing.modes import mode_of
+from harness.spec import CellSpec, UntilKnown
 
 HOPELESS_FROM = 5
 """Repeats before a question may be given up: fewer do not tell the spread."""
 FAILED_IN_A_ROW = 2
 """Runs of a cell without the figure, after which no more are tried."""
+MIN_RUNS = 2
+"""That have the metric; of one there is no spread."""
 _CHI_TAIL = 1.96
 
 Figures = Mapping[str, float]
@@ -39,6 +58,8 @@ class State(StrEnum):
 
     OPEN = "open"
     DIFFERENT = "different"
+    BEST = "best"
+    """One mode is significantly better than every other."""
     EQUAL = "practically equal"
     KNOWN = "known"
     HOPELESS = "given up"
@@ -52,7 +73,8 @@ class State(StrEnum):
 class RepeatQuestion:
     """One figure of one cell, with a reference to hold it against or for itself, and where it stands after so many repeats.
 
-    The interval of the estimate has the question's share of the error.
+    The interval of the estimate has the question's share of the error. ``best``: the question is which mode is best; then ``cell`` is the
+    best so far, and ``reference`` the one after it. ``first_look``: repeats of every cell before it.
     """
 
     metric: str
@@ -61,6 +83,8 @@ class RepeatQuestion:
     state: State = State.OPEN
     repeats: int = 0
     estimate: Estimate | None = None
+    best: bool = False
+    first_look: int = 0
 
     @property
     def sides(self) -> list[CellSpec]:
@@ -70,22 +94,43 @@ class RepeatQuestion:
     @property
     def sentence(self) -> str:
         """For people."""
+        if self.best:
+            return self._of_best
         setups = [f"{side.mode} {side.condition_name}".rstrip() for side in self.sides]
         what = f"{self.cell.workload.name} r{self.cell.replicas} {' against '.join(setups)}: {self.metric} is"
         if not self.repeats:
-            return f"{what} open; the first look is after {FIRST_LOOK} repeats."
+            return f"{what} open; the first look is after {self.first_look} repeats."
         times, interval = " times" if self.reference else "", whole_interval(self.estimate) if self.estimate else ""
         known = f" ({number(self.estimate.mean)}{times}, {interval})" if self.estimate and interval else ""
         return f"{what} {self.state}{known}, after {self.repeats} repeats."
 
+    @property
+    def _of_best(self) -> str:
+        title = ALL[self.metric].title
+        where = f"{self.cell.workload.name}, {replicas_in_words(self.cell.replicas)}, {title}"
+        if not self.repeats:
+            return f"{where}: open; the first look is after {self.first_look} repeats."
+        after = f"after {self.repeats} repeats"
+        if self.reference is None or self.estimate is None:
+            return f"{where}: {self.state}, {after}."
+        more = f"{percent_more(self.estimate)} against {self.reference.mode}"
+        if self.state is State.BEST:
+            return f"{where}: {self.cell.mode} is best, {more}, {after}."
+        return f"{where}: {self.state}, {self.cell.mode} {more}, {after}."
+
 
 @dataclass(slots=True)
 class RepeatProgress:
-    """How far the repeats have come. ``following``: cells of the block that comes next; empty: no more is needed."""
+    """How far the repeats have come.
+
+    ``following``: cells of the block that comes next; empty: no more is needed. ``rivals``: where the best mode is asked for, the cells
+    that it is looked for among, a list for each workload and condition.
+    """
 
     blocks: int
     verdicts: list[RepeatQuestion]
     following: list[CellSpec] = field(default_factory=list)
+    rivals: list[list[CellSpec]] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
         """Where each question stands, and all of them together."""
@@ -99,9 +144,10 @@ class RepeatProgress:
         return f"Whole blocks of repeats: {self.blocks}; questions: {states}."
 
 
-def share_of_look(most: int, block: int) -> float:
-    """Share of the error that the look after this block may take, where there are looks from the third block to the last."""
-    return 1 / max(block, FIRST_LOOK) / sum(1 / look for look in range(FIRST_LOOK, most + 1))
+def share_of_look(wanted: UntilKnown, block: int) -> float:
+    """Share of the error that the look after this block may take, where there are looks from the first to the last block."""
+    first = wanted.first_look
+    return 1 / max(block, first) / sum(1 / look for look in range(first, wanted.max + 1))
 
 
 def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQuestion]:
@@ -124,7 +170,12 @@ def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQ
 
 def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:
     """Go through the blocks as they were run, and look after each; ``runs``: figures of the finished experiments by id."""
-    verdicts = questions(cells, [metric.value for metric in wanted.compare])
+    if wanted.best_mode:
+        return _judge_modes(wanted, cells, runs)
+    verdicts = [
+        replace(question, first_look=wanted.first_look)
+        for question in questions(cells, [metric.value for metric in wanted.compare])
+    ]
     taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
     for block in range(1, wanted.max + 1):
         needed = _needed(cells, verdicts)
@@ -132,8 +183,8 @@ def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figu
             return RepeatProgress(block - 1, verdicts, needed)
         for cell in needed:
             taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
-        if block >= FIRST_LOOK:
-            error = (1 - wanted.decide) * share_of_look(wanted.max, block) / len(verdicts)
+        if block >= wanted.first_look:
+            error = (1 - wanted.decide) * share_of_look(wanted, block) / len(verdicts)
             share = error / SIGNIFICANCE
             verdicts = [
                 _look(wanted, block, share, taken, question) if question.state is State.OPEN else question
@@ -178,7 +229,7 @@ def _look(
 def _hopeless(wanted: UntilKnown, block: int, share: float, mean: float, figures: Sequence[Sequence[float]]) -> bool:
     """Whether max repeats would not do, were the figure to stay and the spread the least that it may be."""
     most = wanted.max
-    share *= share_of_look(most, most) / share_of_look(most, block)
+    share *= share_of_look(wanted, most) / share_of_look(wanted, block)
     half = student(len(figures) * (most - 1), share) * math.sqrt(_least_variance(figures) / most)
     if len(figures) == 1:
         return half > wanted.within
@@ -197,3 +248,110 @@ def _least_variance(figures: Sequence[Sequence[float]]) -> float:
     freedom = sum(len(runs) - 1 for runs in figures)
     chi_square = freedom * (1 - 2 / (9 * freedom) + _CHI_TAIL * math.sqrt(2 / (9 * freedom))) ** 3
     return sum((t_interval(runs).cv or 0.0) ** 2 for runs in figures) * freedom / chi_square
+
+
+def share_of_error(wanted: UntilKnown, block: int) -> float:
+    """Of the usual 5 %, what all intervals of the look after this block may err in together."""
+    error = 1 - wanted.decide if wanted.best_mode else SIGNIFICANCE
+    return share_of_look(wanted, block) * error / SIGNIFICANCE
+
+
+def _judge_modes(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:
+    """Which mode is best: whole blocks until the first look, then blocks of the modes of which something is open."""
+    taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
+    groups, needed = rivals(cells), list(cells)
+    verdicts = [_first(wanted, group, metric.value) for group in groups for metric in wanted.compare]
+    for block in range(1, wanted.max + 1):
+        if not all(cell.experiment_id(block) in runs for cell in needed):
+            return RepeatProgress(block - 1, verdicts, needed, groups)
+        for cell in needed:
+            taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
+        measurable = [cell for cell in cells if any(taken[cell.experiment_id(0)])]
+        groups, needed = rivals(measurable or cells), measurable
+        asked = [(group, _first(wanted, group, metric.value)) for group in groups for metric in wanted.compare]
+        verdicts = [question for _, question in asked]
+        if block >= wanted.first_look:
+            verdicts = [_look_at_modes(wanted, block, taken, group, question, len(asked)) for group, question in asked]
+            open_groups = [group for (group, _), now in zip(asked, verdicts, strict=True) if now.state is State.OPEN]
+            needed = [cell for cell in measurable if any(cell in group for group in open_groups)]
+        if not needed:
+            return RepeatProgress(block, verdicts, [], groups)
+    return RepeatProgress(wanted.max, verdicts, [], groups)
+
+
+def rivals(cells: Sequence[CellSpec]) -> list[list[CellSpec]]:
+    """Cells that differ in the mode alone, for each workload and condition: with the most replicas that several modes share a GPU among.
+
+    Where there is but one such mode, its cell with the most replicas against whatever has a GPU of its own.
+    """
+    places: dict[tuple[str, str], list[CellSpec]] = {}
+    for cell in cells:
+        places.setdefault((cell.workload.name, cell.condition_name), []).append(cell)
+    groups = []
+    for place in places.values():
+        shared = [cell for cell in place if not mode_of(cell.sharing).own_gpu]
+        by_count = [[cell for cell in shared if cell.replicas == count] for count in {cell.replicas for cell in shared}]
+        several = [group for group in by_count if len(group) > 1]
+        if several:
+            groups.append(max(several, key=lambda group: group[0].replicas))
+        else:
+            alone = [cell for cell in place if cell not in shared][:1]
+            groups.append(alone + sorted(shared, key=lambda cell: cell.replicas)[-1:])
+    return groups
+
+
+def _first(wanted: UntilKnown, group: Sequence[CellSpec], metric: str) -> RepeatQuestion:
+    """A question about the modes of a group before anything is known."""
+    reference = group[1] if len(group) > 1 else None
+    return RepeatQuestion(metric, group[0], reference, best=True, first_look=wanted.first_look)
+
+
+def _look_at_modes(
+    wanted: UntilKnown,
+    block: int,
+    taken: Mapping[str, Sequence[Figures]],
+    group: Sequence[CellSpec],
+    question: RepeatQuestion,
+    questions_asked: int,
+) -> RepeatQuestion:
+    """Which mode of a group is best by the question's metric after this block, and whether that is certain."""
+    metric, share = question.metric, share_of_error(wanted, block)
+    question = replace(question, repeats=min(len(taken[cell.experiment_id(0)]) for cell in group))
+    figures = [[run[metric] for run in taken[cell.experiment_id(0)] if metric in run] for cell in group]
+    if any(len(values) < MIN_RUNS for values in figures):
+        return replace(question, state=State.NOT_MEASURED)
+    ranked = sorted(range(len(group)), key=lambda place: fmean(figures[place]), reverse=bool(ALL[metric].higher_is_better))
+    if len(ranked) == 1:
+        alone = t_interval(figures[0], share / questions_asked)
+        half = alone.half_width
+        known = half is not None and half <= wanted.within * alone.mean
+        return replace(question, state=_unless_last(State.KNOWN if known else State.OPEN, block, wanted), estimate=alone)
+    states, first = [], None
+    for other in ranked[1:]:
+        estimate, state = _better(figures[ranked[0]], figures[other], share, questions_asked, wanted.within)
+        states.append(state)
+        first = first or estimate
+    state = next((state for state in (State.OPEN, State.EQUAL) if state in states), State.BEST)
+    best, runner_up = (group[place] for place in ranked[:2])
+    return replace(question, cell=best, reference=runner_up, state=_unless_last(state, block, wanted), estimate=first)
+
+
+def _better(
+    best: Sequence[float], other: Sequence[float], share: float, tests: int, margin: float
+) -> tuple[Estimate | None, State]:
+    """The ratio of the best to another, and whether it is certainly better, or as good within ``margin``; ``tests``: corrected together."""
+    try:
+        test = unpaired(best, other)
+    except ValueError:
+        return None, State.OPEN
+    if test.p is None:
+        return test.estimate(share), State.OPEN
+    estimate, _, after = corrected(test, [1.0] * (tests - 1), share)
+    if after < SIGNIFICANCE:
+        return estimate, State.BEST
+    half = estimate.half_width
+    return estimate, State.EQUAL if half is not None and half <= margin else State.OPEN
+
+
+def _unless_last(state: State, block: int, wanted: UntilKnown) -> State:
+    return State.MAX if state is State.OPEN and block == wanted.max else state

@@ -9,11 +9,10 @@ from itertools import combinations
 from harness.analysis.campaign import CampaignAnalysis, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.contrasts.comparison import CellKey, Comparison, settings_of
-from harness.analysis.contrasts.contrast import corrected
 from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
 from harness.analysis.questions.condition_overhead import Interference, Kept, Overhead, interference
 from harness.analysis.questions.recommendation import certainty, costs
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, Outcome, unpaired
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, Outcome, corrected, unpaired
 
 NOT_MEASURED = (
     "Not measured: a campaign whose conditions have neighbours, compared together with these, would tell. "

@@ -102,7 +102,7 @@ def test_a_cell_without_counterpart_is_asked_for_a_narrow_interval():
 
 
 def test_the_looks_share_the_error():
-    assert sum(share_of_look(30, look) for look in range(3, 31)) == pytest.approx(1)
+    assert sum(share_of_look(UntilKnown(), look) for look in range(3, 31)) == pytest.approx(1)
     assert student(4, 0.1) > student(4)
     assert t_interval([1, 2, 3], 0.1).half_width == pytest.approx(student(2, 0.1) / 3**0.5)
 
