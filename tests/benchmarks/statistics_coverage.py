@@ -23,11 +23,11 @@ from scipy.signal import lfilter
 
 from harness.analysis.contrasts.contrast import COMPARED, MIN_BLOCKS
 from harness.analysis.statistics import (
-    corrected,
     SIGNIFICANCE,
     Estimate,
     LogRatio,
     batch_means,
+    corrected,
     paired,
     ratio,
     runs_needed,

@@ -320,12 +320,16 @@ def _look_at_modes(
     figures = [[run[metric] for run in taken[cell.experiment_id(0)] if metric in run] for cell in group]
     if any(len(values) < MIN_RUNS for values in figures):
         return replace(question, state=State.NOT_MEASURED)
-    ranked = sorted(range(len(group)), key=lambda place: fmean(figures[place]), reverse=bool(ALL[metric].higher_is_better))
+    ranked = sorted(
+        range(len(group)), key=lambda place: fmean(figures[place]), reverse=bool(ALL[metric].higher_is_better)
+    )
     if len(ranked) == 1:
         alone = t_interval(figures[0], share / questions_asked)
         half = alone.half_width
         known = half is not None and half <= wanted.within * alone.mean
-        return replace(question, state=_unless_last(State.KNOWN if known else State.OPEN, block, wanted), estimate=alone)
+        return replace(
+            question, state=_unless_last(State.KNOWN if known else State.OPEN, block, wanted), estimate=alone
+        )
     states, first = [], None
     for other in ranked[1:]:
         estimate, state = _better(figures[ranked[0]], figures[other], share, questions_asked, wanted.within)
