@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import UsageError
+from harness.errors import UsageError, duration
 from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
 from harness.sharing.modes import mode_of
 from harness.spec import (
@@ -225,7 +225,14 @@ def _is_there(server: ServerSpec) -> bool:
 
 
 def check_limits(spec: CampaignSpec, cost: CampaignCost) -> None:
-    """Hold the plan against the campaign's own limits. Raises UsageError."""
+    """Hold the plan against the campaign's own limits and its budget. Raises UsageError."""
+    wanted, least_s = spec.until_known, estimate(certain(spec)).total_s
+    if wanted is not None and wanted.budget_s < least_s:
+        raise UsageError(
+            f"the budget of {wanted.budget} answers nothing: the {wanted.first_look} repeats before the first look take about "
+            f"{duration(round(least_s))} with the starts of the replicas.",
+            advice=f"Raise `repeats.until_known.budget` to {math.ceil(least_s / 10) * 10} s, or take shorter phases.",
+        )
     limits = spec.limits
     for name, most_of_it, needed, unit in (
         ("max_hours", limits.max_hours, cost.total_s / 3600, "h"),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis import goodput
@@ -205,14 +206,17 @@ class UntilKnownPlanner(Planner):
             why=why,
             answers=progress.sentences(),
         )
-        self._say(f"{progress.summary} {why}".strip())
+        for sentence in progress.sentences() if self._wanted.best_mode else [progress.summary]:
+            self._say(sentence)
+        if why:
+            self._say(why)
         return [] if why else block
 
     def _why_it_ends(self, progress: RepeatProgress, block: list[ExperimentSpec]) -> str:
         """Why no other block is begun; empty when one is."""
         if not progress.following:
             return "No repeats are left to do."
-        if self._wanted.budget is None or self._spent_s() + estimate(block).total_s <= self._wanted.budget_s:
+        if self._wanted.budget is None or self._spent_s() + self._expected_s(block) <= self._wanted.budget_s:
             return ""
         return f"The budget of {self._wanted.budget} leaves no time for what comes next."
 
@@ -231,6 +235,24 @@ class UntilKnownPlanner(Planner):
     def out_of_time(self) -> bool:
         """Whether the steps so far have taken all of the budget."""
         return self._wanted.budget is not None and self._spent_s() >= self._wanted.budget_s
+
+    def _expected_s(self, block: list[ExperimentSpec]) -> float:
+        """Seconds that a block takes, by what the runs of its cells took so far; by the usual time of one that has none."""
+        seconds: dict[str, float] = {}
+        for event in self._events("step-ends"):
+            name = str(event["experiment"])
+            seconds[name] = seconds.get(name, 0.0) + float(event["seconds"])
+        cells = {
+            cell.experiment_id(repeat): cell.experiment_id(0)
+            for cell in self.spec.cells()
+            for repeat in range(1, self._wanted.max + 1)
+        }
+        runs: dict[str, list[float]] = {}
+        for name in seconds.keys() & cells.keys():
+            if self.folder.final_folder(name).exists():
+                runs.setdefault(cells[name], []).append(seconds[name])
+        known = {cell: fmean(taken) for cell, taken in runs.items()}
+        return sum(known.get(cells[run.experiment_id]) or estimate([run]).total_s for run in block)
 
     def _spent_s(self) -> float:
         """Seconds of all steps that have ended, those of failed attempts among them."""

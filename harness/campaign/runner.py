@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from harness.host import WAIT_S, DeviceLocks, handled_signals
 from harness.metrics.nvml import NvmlGpus
 from harness.results.manifest import Manifest, Status, Verdict, read_manifest
 from harness.results.verification import verify_experiment
-from harness.spec import ExperimentSpec, OnReplicaDeath
+from harness.spec import CampaignSpec, ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing
 
 
@@ -42,9 +43,11 @@ class CampaignOutcome:
         ]
 
 
-def is_answer(manifest: Manifest, *, others_fit: bool) -> bool:
-    """Whether an INVALID experiment says what was asked: who dies with a neighbour, or that one setting of several does not fit."""
-    codes, one_of_several = manifest.verdict.codes, manifest.experiment.workload.variant_of is not None
+def is_answer(manifest: Manifest, *, others_fit: bool, spec: CampaignSpec | None = None) -> bool:
+    """Whether an INVALID experiment says what was asked: who dies with a neighbour, or that one setting or mode of several does not fit."""
+    wanted = spec.until_known if spec else None
+    one_of_several = manifest.experiment.workload.variant_of is not None or (wanted is not None and wanted.best_mode)
+    codes = manifest.verdict.codes
     return ReasonCode.VICTIM_DIED in codes or (others_fit and one_of_several and ReasonCode.OUT_OF_MEMORY in codes)
 
 
@@ -147,7 +150,11 @@ class CampaignRunner:
         invalid = [name for name, status in statuses.items() if status is Status.INVALID]
         folders = [folder for name in invalid if (folder := self.folder.final_folder(name)).exists()]
         others_fit = len(invalid) < len(statuses)
-        return frozenset(folder.name for folder in folders if is_answer(read_manifest(folder), others_fit=others_fit))
+        return frozenset(
+            folder.name
+            for folder in folders
+            if is_answer(read_manifest(folder), others_fit=others_fit, spec=self.folder.spec)
+        )
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
         """Say what there is to do, or the most that it may come to."""
@@ -155,7 +162,9 @@ class CampaignRunner:
         if self.folder.spec.open_ended:
             experiments = expand(self.folder.spec)
             pending = experiments[done:]
-        self.listener(events.CampaignBegins(self.folder.path.name, len(experiments), done, estimate(pending).total_s))
+        wanted = self.folder.spec.until_known
+        to_go_s = min(estimate(pending).total_s, wanted.budget_s if wanted else math.inf)
+        self.listener(events.CampaignBegins(self.folder.path.name, len(experiments), done, to_go_s))
 
     def _finished(self, experiment: ExperimentSpec, again: Sequence[Status]) -> Status | None:
         """The verdict of an experiment that is done; None when it has to run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -78,8 +78,8 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
-def read_source(file_or_name: str) -> CampaignSource:
-    """Read a campaign file, or a shipped one by its name. Raises CampaignFileError."""
+def read_source(file_or_name: str, change: Callable[[str], str] = str) -> CampaignSource:
+    """Read a campaign file, or a shipped one by its name; ``change`` is made to its text. Raises CampaignFileError and UsageError."""
     path = Path(file_or_name)
     with storage_errors(path, "read"):
         is_file = path.is_file()
@@ -109,7 +109,9 @@ def read_source(file_or_name: str) -> CampaignSource:
         raise CampaignFileError(
             f"{path} is no campaign file: it is not UTF-8 text.", advice="Write one with: harness init FILE"
         ) from error
-    return _source(text, file_or_name, origin)
+    changed = change(text)
+    # What was changed is no longer that file: going on with it later compares it with none.
+    return source_of(changed, file_or_name, origin if changed == text or origin.startswith(SHIPPED_PREFIX) else GIVEN)
 
 
 def _of_a_folder(path: Path) -> str:
@@ -122,10 +124,11 @@ def _of_a_folder(path: Path) -> str:
 
 def given(text: str) -> CampaignSource:
     """A campaign that comes from no file. Raises CampaignFileError."""
-    return _source(text, "the campaign given", GIVEN)
+    return source_of(text, "the campaign given", GIVEN)
 
 
-def _source(text: str, name: str, origin: str) -> CampaignSource:
+def source_of(text: str, name: str, origin: str) -> CampaignSource:
+    """A campaign whose text is there; faults say ``name``. Raises CampaignFileError."""
     spec = parse_campaign(text, origin=name, metrics=CATALOGUE)
     _refuse_password(spec, name)
     return CampaignSource(spec, text, origin)

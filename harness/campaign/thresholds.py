@@ -251,7 +251,9 @@ def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
     statuses |= {run.name: MISSING for run in analysis.unfinished}
     others_fit = any(run.status is not Status.INVALID for run in analysis.experiments)
     answers = explained(analysis.stress_series) | {
-        run.name for run in analysis.experiments if is_answer(run.data.manifest, others_fit=others_fit)
+        run.name
+        for run in analysis.experiments
+        if is_answer(run.data.manifest, others_fit=others_fit, spec=analysis.spec)
     }
     return {name: status for name, status in statuses.items() if name not in answers}
 

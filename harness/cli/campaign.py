@@ -12,8 +12,23 @@ import typer
 from typer import Argument, Option
 
 from harness import errors
-from harness.cli import output
-from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, NoWait, Report, Results, Within
+from harness.cli import decision, output
+from harness.cli.options import (
+    AddedModes,
+    Baseline,
+    Budget,
+    CampaignPath,
+    FailOn,
+    Force,
+    Json,
+    NoWait,
+    OnCluster,
+    Report,
+    Results,
+    Set,
+    Within,
+    WorkloadName,
+)
 from harness.errors import CampaignFileError, LoadError, PreflightError, UsageError, counted, duration
 
 if TYPE_CHECKING:
@@ -99,6 +114,8 @@ def plan(
     file: CampaignFile,
     *,
     results: Results = Path("results"),
+    budget: Budget = None,
+    settings: Set = None,
     fail_on: FailOn = None,
     baseline: Baseline = None,
     within: Within = None,
@@ -111,12 +128,14 @@ def plan(
     """
     from harness.backends.base import make_backend
     from harness.campaign import preflight
+    from harness.campaign.fit import fitted
     from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, loads, matrix, most
+    from harness.campaign.settings import changes
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
     wanted = thresholds(fail_on, baseline, within)
-    source = read_source(file)
+    source = fitted(read_source(file, changes(file, settings or (), budget=budget)), say=output.note)
     wanted.refuse_unanswerable(source.spec)
     experiments = expand(source.spec)
     cost = most(source.spec)
@@ -248,17 +267,29 @@ def run(
     force: Force = False,
     no_wait: NoWait = False,
     report: Report = True,
+    workload: WorkloadName = None,
+    mode: AddedModes = None,
+    budget: Budget = None,
+    kubernetes: OnCluster = None,
+    settings: Set = None,
     fail_on: FailOn = None,
     baseline: Baseline = None,
     within: Within = None,
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
-    """Run a campaign to the end and write its report."""
+    """Run a campaign to the end and write its report.
+
+    `harness run sharing` needs no file: which sharing mode is best on this GPU, in five minutes.
+    """
+    from harness.campaign.fit import fitted
+    from harness.campaign.settings import changes
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
     limits = thresholds(fail_on, baseline, within)
-    run_source(read_source(file), results, limits, force=force, no_wait=no_wait, report=report)
+    wanted = changes(file, settings or (), workload=workload, modes=mode or (), budget=budget, kubernetes=kubernetes)
+    source = fitted(read_source(file, wanted), force=force, say=output.note)
+    run_source(source, results, limits, force=force, no_wait=no_wait, report=report)
 
 
 def run_source(
@@ -278,7 +309,11 @@ def run_source(
     for failure in wanted.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
     folder = prepare(source, results, force=force, say=output.note)
-    _finish(run_shown(folder, wait=not no_wait), folder, wanted, report=report)
+    if source.spec.until_known is not None:
+        output.note(decision.at_most(source.spec))
+    with decision.shown_if_interrupted(folder):
+        outcome = run_shown(folder, wait=not no_wait)
+    _finish(outcome, folder, wanted, report=report)
 
 
 def stress(
@@ -333,7 +368,8 @@ def resume(
     if not as_started:
         check_source(folder)
     wanted.refuse_unanswerable(folder.spec)
-    outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else (), wait=not no_wait)
+    with decision.shown_if_interrupted(folder):
+        outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else (), wait=not no_wait)
     _finish(outcome, folder, wanted, report=report)
 
 
@@ -361,6 +397,9 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
 
         output.note("writing the report")
         answer |= figures(analysis, report_of(analysis))
+    made = decision.decisions_of(folder, analysis)
+    answer |= decision.document(made)
+    answers = [] if made else answers
     explained = outcome.statuses.keys() - outcome.invalid
     also_invalid = replace(wanted, wanted=wanted.wanted | {errors.FailOn.INVALID})
     judged = also_invalid.judge(
@@ -373,6 +412,7 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         output.document(answer | judged.document())
     else:
         runs = [(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()]
+        decision.show(made)
         sentences = [*answers, *in_sentences(runs)]
         output.sentences(sentences)
         if best:

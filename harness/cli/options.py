@@ -40,6 +40,40 @@ NoWait = Annotated[
     bool,
     Option("--no-wait", help="End at once (15) where another harness measures on the same GPU; default: after 60 s."),
 ]
+Set = Annotated[
+    list[str] | None,
+    Option(
+        "--set", metavar="KEY=VALUE", help="Set a field of the campaign file, e.g. timing.record_s=20; may be repeated."
+    ),
+]
+Budget = Annotated[
+    str | None,
+    Option(
+        "--budget",
+        metavar="TIME",
+        help="Time that the campaign may take, e.g. 5m, where it ends when the answer is known.",
+    ),
+]
+WorkloadName = Annotated[
+    str | None,
+    Option(
+        "--workload",
+        metavar="NAME",
+        help="Another workload: built-in, your own as module:factory, or those of a campaign FILE.yaml.",
+    ),
+]
+AddedModes = Annotated[
+    list[str] | None,
+    Option("--mode", metavar="MODE", help="A sharing mode besides those of the file, e.g. mig; may be repeated."),
+]
+OnCluster = Annotated[
+    Path | None,
+    Option(
+        "--kubernetes",
+        metavar="FILE",
+        help="Run on a cluster: its kubeconfig, or a campaign file with a section `kubernetes`.",
+    ),
+]
 Report = Annotated[bool, Option("--report/--no-report", help="Write the report at the end.")]
 CampaignPath = Annotated[Path, Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 FailOn = Annotated[

@@ -265,7 +265,7 @@ class CampaignSpec(StrictModel):
             yield "`repeats.until_known` judges block by block: `order` must be interleaved or random."
         cells = len(self.cells())
         least_s = wanted.first_look * cells * self.timing.phases_s
-        if wanted.budget_s < least_s:
+        if wanted.budget_s < least_s and not wanted.best_mode:  # which is fitted to its budget
             yield (
                 f"`repeats.until_known.budget` of {wanted.budget} is too short to know anything: the {wanted.first_look} repeats of "
                 f"{cells} cells before the first look take {least_s:g} s of phases. Raise it, or take shorter phases."

@@ -268,11 +268,13 @@ def _judge_modes(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[st
             taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
         measurable = [cell for cell in cells if any(taken[cell.experiment_id(0)])]
         groups, needed = rivals(measurable or cells), measurable
-        asked = [(group, _first(wanted, group, metric.value)) for group in groups for metric in wanted.compare]
-        verdicts = [question for _, question in asked]
+        by_group = [(group, _first(wanted, group, metric.value)) for group in groups for metric in wanted.compare]
+        verdicts = [question for _, question in by_group]
         if block >= wanted.first_look:
-            verdicts = [_look_at_modes(wanted, block, taken, group, question, len(asked)) for group, question in asked]
-            open_groups = [group for (group, _), now in zip(asked, verdicts, strict=True) if now.state is State.OPEN]
+            verdicts = [
+                _look_at_modes(wanted, block, taken, group, question, len(by_group)) for group, question in by_group
+            ]
+            open_groups = [group for (group, _), now in zip(by_group, verdicts, strict=True) if now.state is State.OPEN]
             needed = [cell for cell in measurable if any(cell in group for group in open_groups)]
         if not needed:
             return RepeatProgress(block, verdicts, [], groups)

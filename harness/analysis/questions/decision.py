@@ -34,6 +34,7 @@ class Certainty(StrEnum):
     NOT_MEASURED = "not measured"
 
 
+_ACRONYM = 3
 _NOT_WON = {
     Certainty.EQUAL: "Practically equal:",
     Certainty.INCONCLUSIVE: "Inconclusive:",
@@ -216,8 +217,9 @@ def _plain(mode: str) -> str:
 
 
 def _name(mode: str) -> str:
-    """As people write it."""
-    return mode.replace("mps", "MPS", 1) if mode.startswith("mps") else mode.replace("mig", "MIG", 1)
+    """As people write it: acronyms in capitals."""
+    plain = _plain(mode)
+    return mode.replace(plain, plain.upper(), 1) if len(plain) <= _ACRONYM else mode
 
 
 def _use(mode: str, wins: Sequence[BestMode], *, only: bool) -> str:

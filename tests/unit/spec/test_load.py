@@ -185,7 +185,7 @@ def test_the_schema_is_json_and_refuses_unknown_keys():
 def test_what_is_shipped_is_valid_and_the_scaling_matrix_is_the_published_one():
     specs = {name: read_source(name).spec for name in shipped_names()}
 
-    assert set(specs) == {"mlperf-like", "quickstart", "replica-scaling", "smoke"}
+    assert set(specs) == {"mlperf-like", "quickstart", "replica-scaling", "sharing", "smoke"}
     assert all(spec.name == name for name, spec in specs.items())
     scaling = specs["replica-scaling"]
     assert [workload.name for workload in scaling.workloads] == ["resnet50", "distilbert", "whisper"]
