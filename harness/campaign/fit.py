@@ -47,7 +47,7 @@ def fitted(source: CampaignSource, *, force: bool = False, say: Callable[[str], 
     if wanted.budget is None:
         return source
     source = _within_budget(source, wanted.budget_s, say)
-    return _changed(source, ("repeats", "until_known", "max"), _most_blocks(source.spec, wanted.budget_s))
+    return _changed(source, ("repeats", "until_known", "max"), most_blocks(source.spec, wanted.budget_s))
 
 
 def _refuse_machine(spec: CampaignSpec, *, force: bool) -> None:
@@ -145,7 +145,7 @@ def _smaller(source: CampaignSource) -> list[CampaignSource]:
     return designs
 
 
-def _most_blocks(spec: CampaignSpec, budget_s: float) -> int:
+def most_blocks(spec: CampaignSpec, budget_s: float) -> int:
     """Blocks that the budget may come to where replicas start as fast as they can: the error is divided over so many looks."""
     wanted = spec.until_known
     first = wanted.first_look if wanted else 1

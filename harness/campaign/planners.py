@@ -206,7 +206,7 @@ class UntilKnownPlanner(Planner):
             why=why,
             answers=progress.sentences(),
         )
-        for sentence in progress.sentences() if self._wanted.best_mode else [progress.summary]:
+        for sentence in progress.news:
             self._say(sentence)
         if why:
             self._say(why)

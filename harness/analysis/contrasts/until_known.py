@@ -38,6 +38,7 @@ from harness.analysis.statistics import (
     unpaired,
     within,
 )
+from harness.errors import counted
 from harness.sharing.modes import mode_of
 from harness.spec import CellSpec, UntilKnown
 
@@ -135,6 +136,22 @@ class RepeatProgress:
     def sentences(self) -> list[str]:
         """Where each question stands, and all of them together."""
         return [*(verdict.sentence for verdict in self.verdicts), self.summary]
+
+    @property
+    def news(self) -> list[str]:
+        """For who watches: where it stands; of the best mode what is known of each metric, once it was looked at."""
+        best = [verdict.sentence for verdict in self.verdicts if verdict.best and verdict.state is not State.OPEN]
+        still = [ALL[verdict.metric].title for verdict in self.verdicts if verdict.best and verdict.state is State.OPEN]
+        if not best and not still:
+            return [self.summary]
+        return [
+            *best,
+            *(
+                [f"after {counted(self.blocks, 'block')}, not yet known: {', '.join(still)}"]
+                if still and self.blocks
+                else []
+            ),
+        ]
 
     @property
     def summary(self) -> str:

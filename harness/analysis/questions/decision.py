@@ -151,9 +151,10 @@ def _decisions(comparison: Comparison) -> Iterator[Decision]:
             shared = [arm for arm in arms if not mode_of(arm.sharing).own_gpu]
             places = [[arm.cells[key] for arm in shared if (key := CellKey(workload, n)) in arm.cells] for n in counts]
             cells = next((place for place in places if len(place) > 1), [])
-            alone = next((cell for arm in arms if (cell := comparison.gpu_alone(arm, workload)) is not None), None)
-            if not cells and alone is not None:
-                cells = [alone, *next((place for place in places if place and alone not in place), [])]
+            own = [arm.cells[key] for arm in arms if arm not in shared and (key := CellKey(workload, 1)) in arm.cells]
+            alone = own[0] if own else None
+            if not cells:
+                cells = [*own[:1], *next((place for place in places if place), [])]
             if len(cells) > 1:
                 yield _decision(comparison, cells, alone)
 

@@ -1,0 +1,229 @@
+"""Which sharing mode is best, asked until it is known: the judge, the plan fitted to machine and budget, the decision."""
+
+from dataclasses import replace
+
+import pytest
+
+from harness.analysis.contrasts.comparison import By, gather
+from harness.analysis.contrasts.until_known import State, judge, rivals
+from harness.analysis.questions.decision import Certainty, decisions
+from harness.campaign import fit
+from harness.campaign.fit import fitted, least_budget_s
+from harness.campaign.settings import changes
+from harness.campaign.source import read_source
+from harness.errors import CampaignFileError, Issue, IssueLevel, PreflightError, UsageError
+from harness.metrics.nvml import GpuFacts
+from harness.spec import Repeats, Sharing, UntilKnown
+from tests.support.experiments import campaign
+from tests.unit.campaign.test_repeats import Stage
+
+WANTED = UntilKnown(question="best-mode", compare=["throughput", "energy"], max=8)
+MODES = [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS]
+GPU = GpuFacts(name="Test GPU", uuid="GPU-1", total_bytes=10**11, free_bytes=10**11)
+
+
+def cells(**changes):
+    wanted = Repeats(until_known=WANTED)
+    return campaign(**{"sharing": MODES, "replicas": [1, 3, 8], "repeats": wanted} | changes).cells()
+
+
+def ran(matrix, blocks, figures):
+    """``figures``: by mode a function of the block, or a constant."""
+    runs = {}
+    for block in range(1, blocks + 1):
+        for cell in matrix:
+            spread = 1 + 0.001 * ((block * 7 + cell.replicas) % 3)
+            values = figures.get((cell.sharing.value, cell.replicas), figures.get(cell.sharing.value, {}))
+            runs[cell.experiment_id(block)] = {name: value * spread for name, value in values.items()}
+    return runs
+
+
+def test_one_replica_shares_with_nobody_and_the_most_that_several_modes_have_are_compared():
+    matrix = cells()
+
+    assert [(cell.sharing.value, cell.replicas) for cell in matrix] == [
+        ("exclusive", 1),
+        ("time-slicing", 3),
+        ("time-slicing", 8),
+        ("mps", 3),
+        ("mps", 8),
+    ]
+    assert [[(cell.sharing.value, cell.replicas) for cell in group] for group in rivals(matrix)] == [
+        [("time-slicing", 8), ("mps", 8)]
+    ]
+
+
+def test_it_ends_when_the_best_is_known_by_every_metric():
+    matrix = cells()
+    clear = {"exclusive": {"throughput": 1, "energy": 1}, "time-slicing": {"throughput": 2, "energy": 1}}
+    known = judge(WANTED, matrix, ran(matrix, 2, clear | {"mps": {"throughput": 4, "energy": 0.5}}))
+
+    assert (known.blocks, known.following) == (2, [])
+    assert {(verdict.cell.sharing.value, verdict.state) for verdict in known.verdicts} == {("mps", State.BEST)}
+    one = judge(WANTED, matrix, ran(matrix, 1, clear | {"mps": {"throughput": 4, "energy": 0.5}}))
+    assert (one.blocks, one.following) == (1, matrix)
+
+
+def test_what_is_equal_ends_as_equal_and_what_is_open_has_blocks_of_the_modes_it_is_about():
+    matrix = cells()
+    runs = ran(matrix, 2, {mode: {"throughput": 2, "energy": 1} for mode in ("exclusive", "time-slicing", "mps")})
+    equal = judge(WANTED, matrix, runs)
+    runs[matrix[2].experiment_id(2)] = {"throughput": 3, "energy": 1}
+    wide = judge(WANTED, matrix, runs)
+
+    assert {verdict.state for verdict in equal.verdicts} <= {State.EQUAL, State.OPEN}
+    assert wide.verdicts[0].state is State.OPEN
+    assert [(cell.sharing.value, cell.replicas) for cell in wide.following] == [("time-slicing", 8), ("mps", 8)]
+
+
+def test_a_count_that_does_not_fit_under_one_mode_gives_way_to_the_next():
+    matrix = cells()
+    figures = {mode: {"throughput": 2, "energy": 1} for mode in ("exclusive", "time-slicing")}
+    progress = judge(
+        WANTED, matrix, ran(matrix, 2, figures | {("mps", 3): {"throughput": 4, "energy": 0.5}, ("mps", 8): {}})
+    )
+
+    assert [cell.replicas for cell in progress.rivals[0]] == [3, 3]
+    assert {verdict.state for verdict in progress.verdicts} == {State.BEST}
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A GPU, on which nothing speaks against anything but what a test says."""
+    refused = {}
+
+    class Backend:
+        def check(self, experiments):
+            return [
+                Issue(IssueLevel.ERROR, "sharing", why, "")
+                for experiment in experiments
+                for of, why in refused.items()
+                if of in {experiment.sharing, experiment.replicas}
+            ]
+
+    monkeypatch.setattr(fit, "gpu_facts", lambda: ([GPU], ""))
+    monkeypatch.setattr(fit, "make_backend", lambda *_, **__: Backend())
+    return refused
+
+
+def of(budget="5m", *settings):
+    return read_source("sharing", changes("sharing", settings, budget=budget))
+
+
+@pytest.mark.usefixtures("machine")
+def test_the_shipped_campaign_fits_its_five_minutes():
+    said = []
+    source = fitted(of(), say=said.append)
+
+    assert said == []
+    assert least_budget_s(source.spec) < source.spec.until_known.budget_s == 300
+    assert source.spec.until_known.max >= 4
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("budget", "left"), [("110s", 3), ("90s", 2)])
+def test_a_short_budget_gets_fewer_configurations_and_says_so(budget, left):
+    said = []
+    spec = fitted(of(budget), say=said.append).spec
+
+    assert len(spec.cells()) == left
+    assert {cell.replicas for cell in rivals(spec.cells())[0]} == {8}
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_budget_for_no_answer_is_refused_with_the_smallest_that_works():
+    with pytest.raises(UsageError) as refused:
+        fitted(of("60s"), say=print)
+
+    smallest = refused.value.advice.removeprefix("--budget ")
+    assert fitted(of(smallest), say=lambda _: None)
+
+
+def test_a_mode_that_cannot_be_set_is_left_out_and_the_rest_goes_on(machine):
+    machine[Sharing.MPS] = "there is no nvidia-cuda-mps-control on this machine."
+    said = []
+    spec = fitted(of(), say=said.append).spec
+
+    assert spec.sharing == [Sharing.EXCLUSIVE, Sharing.TIME_SLICING]
+    assert "mps" in said[0]
+
+
+def test_a_model_that_does_not_fit_eight_times_is_measured_with_fewer(machine):
+    machine[8] = "8 replicas need more memory than there is."
+    said = []
+    spec = fitted(of(), say=said.append).spec
+
+    assert spec.replicas == [1, 3]
+    assert "8 replicas" in said[0]
+
+
+@pytest.mark.usefixtures("machine")
+def test_without_a_gpu_or_on_one_in_use_nothing_is_run(monkeypatch):
+    monkeypatch.setattr(fit, "gpu_facts", lambda: ([replace(GPU, processes=(2**22 + 1, 2**22 + 2))], ""))
+    with pytest.raises(PreflightError, match=f"{2**22 + 1}, {2**22 + 2}"):
+        fitted(of(), say=print)
+    monkeypatch.setattr(fit, "gpu_facts", lambda: ([], "no driver"))
+    with pytest.raises(PreflightError, match="no driver"):
+        fitted(of(), say=print)
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "names"),
+    [
+        ("timing.record_s=-1", CampaignFileError, "timing.record_s"),
+        ("timing.recrod_s=1", CampaignFileError, "timing.recrod_s"),
+        ("workloads.batch_size=many", CampaignFileError, "workloads.0.batch_size"),
+        ("workloads.3.batch_size=1", UsageError, "workloads.3.batch_size"),
+        ("name.first=1", UsageError, "name.first"),
+        ("timing", UsageError, "timing"),
+    ],
+)
+def test_a_setting_is_checked_like_the_file_and_the_error_names_its_key(setting, error, names):
+    with pytest.raises(error, match=names):
+        of("5m", setting)
+
+
+def test_settings_change_the_campaign_that_is_kept():
+    source = of("2 min", "timing.record_s=4", "workloads.batch_size=8", "repeats.until_known.within=0.02")
+
+    assert (source.spec.timing.record_s, source.spec.workloads[0].batch_size) == (4, 8)
+    assert source.spec.until_known.budget_s == 120
+    assert "timing.record_s=4" in source.text
+    assert read_source("sharing").text != source.text
+
+
+def test_a_workload_is_built_in_a_factory_or_of_a_file(tmp_path):
+    file = tmp_path / "server.yaml"
+    file.write_text("name: x\nreplicas: [1]\nworkloads: [{name: mine, server: {url: 'http://127.0.0.1:1'}}]\n")
+
+    def named(workload):
+        return changes("sharing", workload=workload)
+
+    assert read_source("sharing", named("whisper")).spec.workloads[0].name == "whisper"
+    assert read_source("sharing", named("my.own_model:make")).spec.workloads[0].factory == "my.own_model:make"
+    assert "127.0.0.1" in named(str(file))("name: x\nsharing: [mps]\n")
+
+
+class ModesStage(Stage):
+    """Under MPS two replicas serve twice as much."""
+
+    def sources(self, replicas):
+        self.now = self.now.replace("_r2_mps", "_r1_mps")
+        return super().sources(replicas)
+
+
+def test_a_campaign_ends_with_its_decision(tmp_path):
+    on = ModesStage(tmp_path, question="best-mode", max=6)
+    outcome = on.run()
+
+    (decision,) = decisions(gather([on.folder.path], By.SHARING))
+    (best,) = [best for best in decision.by_metric if best.metric == "throughput"]
+    assert (best.certainty, best.best.sharing, best.gain.ratio.mean) == (
+        Certainty.BEST,
+        "mps",
+        pytest.approx(2, rel=0.1),
+    )
+    assert decision.document()["by_metric"][0]["best"] == "mps"
+    assert len(outcome.statuses) < 24
+    assert decision.sentence.startswith("Use MPS if all replicas are yours: +")
