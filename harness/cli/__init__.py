@@ -227,6 +227,7 @@ def main() -> None:
     """Run the command line and exit with the documented code (see harness/errors.py)."""
     os.umask(os.umask(0o022) | 0o022)  # Results are nobody else's to write.
     output.use_json(False)
+    output.use_verbose(False)
     output.open_closed_streams()
     output.take_every_sign()
     try:

@@ -26,6 +26,7 @@ from harness.cli.options import (
     Report,
     Results,
     Set,
+    Verbose,
     Within,
     WorkloadName,
 )
@@ -266,6 +267,7 @@ def run(
     results: Results = Path("results"),
     force: Force = False,
     no_wait: NoWait = False,
+    verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     report: Report = True,
     workload: WorkloadName = None,
     mode: AddedModes = None,
@@ -322,6 +324,7 @@ def stress(
     results: Results = Path("results"),
     force: Force = False,
     no_wait: NoWait = False,
+    verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     report: Report = True,
     json: Json = False,
 ) -> None:
@@ -346,6 +349,7 @@ def resume(
         Option("--as-started", help="Go on with the campaign file as it was, although the original changed since."),
     ] = False,
     no_wait: NoWait = False,
+    verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     report: Report = True,
     retry_invalid: Annotated[
         bool, Option("--retry-invalid", help="Run INVALID experiments again; the old ones are kept among the attempts.")

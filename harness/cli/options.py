@@ -33,6 +33,14 @@ def _use_json(value: bool) -> bool:
     return value
 
 
+def _use_verbose(value: bool) -> bool:
+    output.use_verbose(value)
+    return value
+
+
+Verbose = Annotated[
+    bool, Option("-v", "--verbose", callback=_use_verbose, help="Say every step, not each experiment alone.")
+]
 Json = Annotated[bool, Option("--json", callback=_use_json, help="One JSON document on stdout.")]
 Results = Annotated[Path, Option("--results", help="Folder that holds the campaigns' folders.")]
 Force = Annotated[bool, Option("--force", help="Run although preflight found errors.")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.analysis.pages.table import Table
     from harness.errors import HarnessError
 
-_json_mode = False
+_json_mode = _verbose = False
 _GAP, _HANGING = 2, 4
 _GREEN, _YELLOW, _RED = 32, 33, 31
 _COLOURS = {
@@ -47,6 +47,17 @@ def use_json(wanted: bool) -> None:
     """From here on stdout holds one JSON document, and errors are JSON on stderr; or people read both, as at the start."""
     global _json_mode  # noqa: PLW0603 - one process prints in one mode
     _json_mode = wanted
+
+
+def use_verbose(wanted: bool) -> None:
+    """From here on every step of a campaign is said, or each of its experiments alone, as at the start."""
+    global _verbose  # noqa: PLW0603 - one process prints in one mode
+    _verbose = wanted
+
+
+def is_verbose() -> bool:
+    """Whether steps are said, too."""
+    return _verbose
 
 
 def open_closed_streams() -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from harness.cli import output
-from harness.cli.options import Json, NoWait, Results, positive
+from harness.cli.options import Json, NoWait, Results, Verbose, positive
 from harness.errors import UsageError
 
 KNEE_PRECISION, MEMORY_PRECISION = 0.25, 0.02
@@ -47,6 +47,7 @@ def profile(
     ] = None,
     write: Annotated[Path | None, Option(help="Write the campaign file, a new one, and run nothing.")] = None,
     no_wait: NoWait = False,
+    verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Profile a workload: speed at each setting, what holds it back, and how far the batch goes.

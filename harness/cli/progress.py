@@ -1,4 +1,4 @@
-"""A campaign as it goes: bar, time to go and current figures on a terminal, plain lines without one."""
+"""A campaign as it goes: a row for each configuration and a bar on a terminal, a line for each experiment without one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.padding import Padding
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from harness.campaign import events
@@ -36,10 +37,9 @@ if TYPE_CHECKING:
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.runner import CampaignOutcome
 
-ROWS_EVERY_S = 30.0
-_BAR_WIDTH = 30
-MOST_REPLICAS = 16
-"""Whose figures are shown one by one: more would fill the screen."""
+_BAR_WIDTH = 20
+_OTHER_LINES = 4
+"""Of the screen, which the configurations leave: titles, what is left out, the bar, the prompt."""
 
 
 def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait: bool = True) -> CampaignOutcome:
@@ -57,107 +57,145 @@ def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait: boo
         return CampaignRunner(folder, backend, listener=listener, wait_s=WAIT_S if wait else 0.0).run(again=again)
 
 
-class _Sentences:
-    """Says the events that deserve a line of their own."""
+@dataclass(slots=True)
+class _Configuration:
+    """What is known of the runs of one configuration: how many ended with which verdict, what each did, what it does now."""
 
-    experiments = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    runs: list[tuple[float | None, float | None]] = field(default_factory=list)
+    step: str = ""
 
-    def sentence(self, event: events.Event) -> str | None:
-        """The sentence for an event, if it deserves one."""
+    @property
+    def words(self) -> tuple[str, str]:
+        """Requests per second and p99, of the mean run."""
+        rates, tails = ([value for value in values if value is not None] for values in zip(*self.runs, strict=True))
+        return _words(fmean(rates) if rates else None, fmean(tails) if tails else None)
+
+    @property
+    def state(self) -> str:
+        """The step of a run that goes on, or the verdicts."""
+        return self.step or ", ".join(f"{count} {verdict}" for verdict, count in self.verdicts.items())
+
+
+class _Story:
+    """What has happened so far, and the sentences that it deserves; with -v also of each step."""
+
+    def __init__(self) -> None:
+        self.experiments, self.done = 0, 0.0
+        self.configurations: dict[str, _Configuration] = {}
+        self._windows: list[events.Now] = []
+
+    def take(self, event: events.Event) -> str | None:
+        """Note an event; its sentence, if it deserves one."""
         match event:
             case events.CampaignBegins():
-                self.experiments = event.experiments
-                done = f", {event.done} done before" if event.done else ""
+                self.experiments, self.done = event.experiments, event.done
+                before = f", {event.done} done before" if event.done else ""
                 count = counted(event.experiments, "experiment")
-                return f"{event.campaign}: {count}{done}; about {duration(event.remaining_s)} to go"
-            case events.StepEnds(ok=False):
+                return f"{event.campaign}: {count}{before}; about {duration(event.remaining_s)} to go"
+            case events.StepBegins():
+                self.done = event.number - 1
+                self.of(event.experiment_id).step = event.step
+                self._windows = [] if event.step == "record" else self._windows
+                return self._step(event) if output.is_verbose() else None
+            case events.StepEnds(ok=False) if output.is_verbose():
                 return f"  {'; '.join(event.reasons)}"
+            case events.RowsRecorded():
+                self.done = int(self.done) + event.rows / (event.of_rows + 1)
+                self._windows += [now for now in event.now if now.series == POOLED]
             case events.ExperimentEnds():
-                why = f": {' '.join(event.reasons)}" if event.reasons else ""
-                return f"[{event.number}/{self.experiments}] {event.experiment_id} {event.status.value}{why}"
+                return self._end(event)
             case events.Notice():
                 return f"  {event.message}"
         return None
 
-    def step(self, event: events.StepBegins, *more: str) -> str:
-        """What has begun, and how long it takes."""
-        times = "; ".join((duration(event.planned_s), *more)) if event.planned_s else ""
-        return (
-            f"[{event.number}/{self.experiments}] {event.experiment_id}: {event.step}{f' ({times})' if times else ''}"
-        )
+    def of(self, experiment_id: str) -> _Configuration:
+        """What is known of the configuration that it is a run of."""
+        return self.configurations.setdefault(experiment_id.rpartition("_rep")[0].replace("_", " "), _Configuration())
+
+    def _step(self, event: events.StepBegins) -> str:
+        attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
+        planned = f"{duration(event.planned_s)}; " if event.planned_s else ""
+        times = f"{planned}{duration(event.remaining_s)} to go"
+        return f"[{event.number}/{self.experiments}] {event.experiment_id}: {event.step} ({times}){attempt}"
+
+    def _end(self, event: events.ExperimentEnds) -> str:
+        self.done = event.number
+        own, known = _Configuration(runs=[self._figures()]), self.of(event.experiment_id)
+        known.step = ""
+        known.verdicts[event.status.value] += 1
+        known.runs += own.runs
+        figures = f": {own.words[0]} req/s, p99 {own.words[1]}" if self._windows else ""
+        self._windows = []
+        why = f": {' '.join(event.reasons)}" if event.reasons else ""
+        to_go = f" ({duration(event.remaining_s)} to go)" if event.remaining_s else ""
+        return f"[{event.number}/{self.experiments}] {event.experiment_id} {event.status.value}{figures}{to_go}{why}"
+
+    def _figures(self) -> tuple[float | None, float | None]:
+        """Of one run: the means over its windows, which the report has exactly."""
+        rates = [now.requests_per_s for now in self._windows if now.requests_per_s is not None]
+        tails = [now.p99_s for now in self._windows if now.p99_s is not None]
+        return fmean(rates) if rates else None, fmean(tails) if tails else None
 
 
-class PlainLines(_Sentences):
-    """One line for each step, with the time; for logs and pipes."""
+def _words(rate: float | None, tail_s: float | None) -> tuple[str, str]:
+    from harness.analysis.format import DASH, number, quantity  # which waits for scipy
 
-    _last_rows_s = 0.0
+    return DASH if rate is None else number(rate), DASH if tail_s is None else f"~{quantity(tail_s, 's')}"
+
+
+class PlainLines(_Story):
+    """One line for each experiment, with the time; for logs and pipes."""
 
     def __call__(self, event: events.Event) -> None:
         """Write the line of an event."""
-        line = self.sentence(event)
-        if isinstance(event, events.StepBegins):
-            attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            line = self.step(event, f"{duration(event.remaining_s)} to go") + attempt
-        elif isinstance(event, events.RowsRecorded) and time.monotonic() - self._last_rows_s >= ROWS_EVERY_S:
-            self._last_rows_s = time.monotonic()
-            line = "; ".join([f"  {event.rows} of {event.of_rows} rows", *figures(event)[:1]])
+        line = self.take(event)
         if line is not None:
             output.note(f"{time.strftime('%H:%M:%S')} {line}")
 
 
-class LiveBar(_Sentences):
-    """What moves: experiment and step, bar, time to go, figures of the replicas; what ended scrolls by above it."""
+class LiveBar(_Story):
+    """A row for each configuration and a bar of the campaign; what went wrong, and with -v everything, scrolls by above them."""
 
     def __init__(self, progress: _View) -> None:
+        super().__init__()
         self._progress = progress
-        self._task: TaskID = progress.add_task("starting", total=None, ends_s=time.monotonic(), rows="")
+        progress.story = self
+        self._task: TaskID = progress.add_task("", total=None, ends_s=time.monotonic(), runs="starting")
 
     def __call__(self, event: events.Event) -> None:
         """Show an event."""
-        line = self.sentence(event)
-        if line is not None:
+        line = self.take(event)
+        well = isinstance(event, events.ExperimentEnds) and event.status is Status.VALID
+        if line is not None and (output.is_verbose() or not well):
             self._progress.console.print(escape(printable(line)))
-        if isinstance(event, events.StepBegins):
+        if isinstance(event, events.CampaignBegins | events.StepBegins | events.ExperimentEnds):
             ends_s = time.monotonic() + event.remaining_s
-            self._progress.figures = []
-            self._progress.reset(self._task, total=None, description=self.step(event), ends_s=ends_s, rows="")
-        elif isinstance(event, events.RowsRecorded):
-            self._progress.figures = figures(event)
-            rows = f"{event.rows} of {event.of_rows} rows"
-            self._progress.update(self._task, completed=event.rows, total=event.of_rows, rows=rows)
-
-
-def figures(event: events.RowsRecorded) -> list[str]:
-    """The figures of the last row: of all replicas with the time that they are of, then of each where there are several."""
-    from harness.analysis.format import DASH, number, quantity  # which waits for scipy
-
-    pooled, replicas = [], []
-    for now in event.now:
-        rate = DASH if now.requests_per_s is None else number(now.requests_per_s)
-        words = f"{rate} req/s, p99 {DASH if now.p99_s is None else quantity(now.p99_s, 's')}"
-        if now.series == POOLED:
-            pooled.append(f"last {duration(event.window_s)}: {words}")
-        else:
-            replicas.append(f"{now.series} {words}")
-    return pooled + (replicas if len(replicas) > 1 else [])
+            self._progress.update(self._task, ends_s=ends_s)
+        if self.experiments:
+            runs = f"{int(self.done)} of {self.experiments} runs"
+            self._progress.update(self._task, completed=self.done, total=self.experiments, runs=runs)
 
 
 class _View(Progress):
-    """The step on a line of its own, so that the bar has room beside any name; below it the figures, side by side."""
+    """The configurations above the bar: those that ran last, where the screen has no room for all."""
 
-    figures: Sequence[str] = ()
+    story: _Story | None = None
 
     def get_renderables(self) -> Iterator[RenderableType]:
         """What is drawn, anew each time."""
-        for task in self.tasks:
-            yield Text(task.description)
+        if self.story and (known := self.story.configurations):
+            most = max(1, self.console.height - _OTHER_LINES)
+            table = Table("configuration", "runs", "req/s", "p99", "", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+            for column in table.columns:
+                column.no_wrap = True
+            for name, configuration in list(known.items())[-most:]:
+                rate, tail = configuration.words if configuration.runs else ("", "")
+                table.add_row(Text(name), str(len(configuration.runs)), rate, tail, Text(configuration.state))
+            yield table
+            if len(known) > most:
+                yield Text(f"and {len(known) - most} more configurations above")
         yield self.make_tasks_table(self.tasks)
-        pooled, *replicas = self.figures or [""]
-        if pooled:
-            yield Text(f"  {pooled}")
-            yield Padding(Columns([Text(words) for words in replicas[:MOST_REPLICAS]], padding=(0, 2)), (0, 2))
-        if len(replicas) > MOST_REPLICAS:
-            yield Text(f"  and {len(replicas) - MOST_REPLICAS} more replicas")
 
 
 class _PlainBar(ProgressColumn):
@@ -176,9 +214,9 @@ class _ToGo(ProgressColumn):
 
 
 def _bar(console: Console) -> _View:
-    rows = TextColumn("{task.fields[rows]}")
+    runs = TextColumn("{task.fields[runs]}")
     bar: ProgressColumn = _PlainBar() if console.no_color else BarColumn(bar_width=_BAR_WIDTH)
-    return _View(TextColumn(" "), bar, rows, _ToGo(), console=console, transient=True, redirect_stdout=False)
+    return _View(bar, runs, _ToGo(), console=console, transient=True, redirect_stdout=False)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from harness.cli import output
-from harness.cli.options import Force, Json, NoWait, positive
+from harness.cli.options import Force, Json, NoWait, Verbose, positive
 from harness.errors import NotReproducedError, UsageError, duration
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def reproduce(
     ] = None,
     force: Force = False,
     no_wait: NoWait = False,
+    verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     json: Json = False,
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""

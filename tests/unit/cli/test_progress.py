@@ -1,6 +1,7 @@
 """What a person sees of a running campaign, with a terminal and without one."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -9,87 +10,91 @@ from rich.console import Console
 from harness.analysis.format import DASH
 from harness.campaign import events
 from harness.campaign.events import Now
-from harness.cli.progress import LiveBar, PlainLines, _bar, figures
+from harness.cli import output
+from harness.cli.progress import LiveBar, PlainLines, _bar
 from harness.errors import duration
 from harness.results.manifest import Status
 
+RUN = "resnet50_r8_time-slicing_rep1"
+WINDOWS = [(2000.0, 0.006), (2100.0, 0.008)]
 STORY = [
     events.CampaignBegins("night-20260101T000000Z", experiments=9, done=2, remaining_s=28_140.0),
-    events.StepBegins("resnet50_r8_time-slicing_rep1", 3, 1, "record", 3600.0, 28_000.0),
-    events.RowsRecorded(
-        "resnet50_r8_time-slicing_rep1",
-        360,
-        721,
-        window_s=20.0,
-        now=(Now("all", 2029.4, 0.00708), *(Now(f"replica-{index}", 253.7, None) for index in range(18))),
-    ),
+    events.StepBegins(RUN, 3, 1, "record", 3600.0, 28_000.0),
+    *(events.RowsRecorded(RUN, row, 3, 20.0, (Now("all", *window),)) for row, window in enumerate(WINDOWS, start=1)),
     events.Notice("replica 3 was killed by signal 9; last lines: out of memory"),
-    events.StepEnds("resnet50_r8_time-slicing_rep1", "record", ok=False, seconds=9.0, reasons=["record: stopped."]),
-    events.ExperimentEnds("resnet50_r8_time-slicing_rep1", 3, Status.INVALID, ["record: stopped."], 24_000.0),
+    events.StepEnds(RUN, "record", ok=False, seconds=9.0, reasons=["record: stopped."]),
+    events.ExperimentEnds(RUN, 3, Status.INVALID, ["record: stopped."], 24_000.0),
+    events.StepBegins("resnet50_r8_time-slicing_rep2", 4, 1, "deploy", None, 24_000.0),
 ]
 SENTENCES = [
     "night-20260101T000000Z: 9 experiments, 2 done before; about 7 h 49 min to go",
     "  replica 3 was killed by signal 9; last lines: out of memory",
-    "  record: stopped.",
-    "[3/9] resnet50_r8_time-slicing_rep1 INVALID: record: stopped.",
+    f"[3/9] {RUN} INVALID: 2,050 req/s, p99 ~7.00 ms (6 h 40 min to go): record: stopped.",
 ]
+STEPS = [f"[3/9] {RUN}: record (1 h 00 min; 7 h 46 min to go)", "  record: stopped."]
 
 
-def test_plain_lines_are_whole_and_carry_no_control_characters(capsys):
+@pytest.fixture(autouse=True)
+def quiet():
+    yield
+    output.use_verbose(False)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_pipe_gets_a_line_for_each_experiment_and_of_each_step_when_asked(capsys, verbose):
+    output.use_verbose(verbose)
     tell = PlainLines()
     for event in STORY:
         tell(event)
 
-    said = capsys.readouterr().err
-    assert all(sentence in said for sentence in SENTENCES)
-    assert "[3/9] resnet50_r8_time-slicing_rep1: record (60 min 00 s; 7 h 46 min to go)" in said.replace(
-        "1 h 00 min", "60 min 00 s"
-    )
-    assert "360 of 721 rows; last 20 s: 2,029 req/s, p99 7.08 ms" in said
-    assert "replica-0" not in said
-    assert "\x1b" not in said
+    said = [line[len("00:00:00 ") :] for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in said if line in SENTENCES] == SENTENCES
+    assert set(STEPS) <= set(said) if verbose else said == SENTENCES
+    assert "\x1b" not in "".join(said)
 
 
-def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor gets none
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
+def screen_after(story, *, width=80, height=24, **settings):
+    """What is drawn once all that has happened, without what scrolled by."""
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True, width=width, height=height, highlight=False, **settings)
     stdout = sys.stdout
     with _bar(console) as progress:
         assert sys.stdout is stdout  # or what goes to a file would go to the screen
         tell = LiveBar(progress)
-        for event in STORY[:3]:
+        for event in story:
             tell(event)
+        drawn.truncate(0)
         progress.refresh()
-        during = screen.getvalue()
-        for event in STORY[3:]:
-            tell(event)
+        return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue()).splitlines()]
 
-    assert "[3/9] resnet50_r8_time-slicing_rep1: record" in during
-    assert "360 of 721 rows" in during
-    assert "7 h 46 min to go" in during
-    assert "last 20 s: 2,029 req/s, p99 7.08 ms" in during
-    assert f"replica-15 254 req/s, p99 {DASH}" in during
-    assert "and 2 more replicas" in during
-    assert "replica-16" not in during
-    assert all(sentence in screen.getvalue() for sentence in SENTENCES)
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_terminal_gets_a_row_for_each_configuration_and_a_bar_of_the_campaign(monkeypatch, width):
+    monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor gets none
+    titles, row, bar = screen_after(STORY, width=width, color_system=None)[-3:]
+
+    assert titles.split() == ["configuration", "runs", "req/s", "p99"]
+    assert row.split() == ["resnet50", "r8", "time-slicing", "1", "2,050", "~7.00", "ms", "deploy"]
+    assert bar.endswith(" 3 of 9 runs 6 h 40 min to go")
+
+
+def test_the_screen_keeps_the_configurations_that_ran_last(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    story = [events.ExperimentEnds(f"m_r{place}_mps_rep1", place, Status.VALID, [], 1.0) for place in range(1, 31)]
+    lines = screen_after(story, height=10, color_system=None)
+
+    assert [line.split()[1] for line in lines if line.startswith("m ")] == [f"r{place}" for place in range(25, 31)]
+    assert "and 24 more configurations above" in lines
+    assert not [line for line in lines if DASH not in line and line.startswith("m ")]  # rows came at the end
 
 
 def test_without_colours_the_bar_still_shows_what_is_left(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "1")
-    screen = io.StringIO()
-    with _bar(Console(file=screen, force_terminal=True, width=80)) as progress:
-        tell = LiveBar(progress)
-        tell(events.RowsRecorded("resnet50_r1_time-slicing_rep1", 1, 3))
-        progress.refresh()
-    assert f"{'#' * 10}{'-' * 20} 1 of 3 rows" in screen.getvalue()
+    begun = events.CampaignBegins("c", experiments=4, done=0, remaining_s=60.0)
+    recorded = [events.StepBegins(RUN, 2, 1, "record", 1.0, 30.0), events.RowsRecorded(RUN, 1, 1)]
 
-
-def test_a_recording_whose_rows_come_at_the_end_shows_no_figures():
-    assert figures(events.RowsRecorded("resnet50_r1_time-slicing_rep1", 1, 2)) == []
-    alone = (Now("all", 10.0, 0.1), Now("replica-0", 10.0, 0.1))
-    assert figures(events.RowsRecorded("a", 1, 2, 4.0, alone)) == ["last 4 s: 10.0 req/s, p99 100 ms"]
+    assert screen_after([begun, *recorded])[-1].startswith(f"{'#' * 7}{'-' * 13} 1 of 4 runs")
 
 
 @pytest.mark.parametrize(
