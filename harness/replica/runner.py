@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from harness.replica import errors, kernel_trace, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
@@ -244,7 +244,7 @@ class Replica:
     def _outcome(self) -> dict[str, object]:
         """What came of it so far; what the replica counted itself has the last word."""
         ignored = self._read.ignored(self._described) if self._read else {}
-        return {**_gpu_memory(), **self._call("outcome", {}), **ignored, **self._metrics.served()}
+        return {**gpu_memory(), **self._call("outcome", {}), **ignored, **self._metrics.served()}
 
     def _linger(self) -> None:
         """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
@@ -309,12 +309,12 @@ def _checked(inputs: object, workload: Workload) -> int:
     return inputs
 
 
-def _gpu_memory() -> dict[str, object]:
+def gpu_memory() -> dict[str, object]:
     """GPU memory that torch holds for this process, and held at most, without its context; nothing where torch uses no GPU."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)  # as far as it is imported yet
+    if not getattr(cuda, "is_initialized", bool)():
         return {}
-    now, most = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    now, most = cuda.memory_reserved(), cuda.max_memory_reserved()
     return {"gpu_reserved_bytes": now, "gpu_reserved_most_bytes": most}
 
 

@@ -2,10 +2,12 @@
 
 import os
 import stat
+import sys
 from types import SimpleNamespace
 
 import pytest
 
+from harness.replica import runner
 from harness.replica.gpu import whole_gpu
 from harness.replica.status import closed_pipe
 
@@ -88,3 +90,26 @@ def test_pipes_of_mps_that_the_replicas_user_may_not_use_are_named(tmp_path, mon
     assert said.startswith(why) if why.startswith("there") else why in said
     assert bool(said) == bool(why)
     assert closed_pipe({}) == ""
+
+
+def held(**cuda):
+    return SimpleNamespace(cuda=SimpleNamespace(**cuda))
+
+
+@pytest.mark.parametrize(
+    ("torch", "told"),
+    [
+        (None, {}),
+        (SimpleNamespace(), {}),  # the replica is asked while it imports
+        (held(is_initialized=lambda: False), {}),
+        (
+            held(is_initialized=lambda: True, memory_reserved=lambda: 5, max_memory_reserved=lambda: 7),
+            {"gpu_reserved_bytes": 5, "gpu_reserved_most_bytes": 7},
+        ),
+    ],
+    ids=["without torch", "half imported", "on the CPU", "on a GPU"],
+)
+def test_a_replica_tells_what_torch_holds_of_the_gpu(monkeypatch, torch, told):
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    assert runner.gpu_memory() == told
