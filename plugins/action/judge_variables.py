@@ -13,7 +13,7 @@ import ipaddress
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ BYTES = {
     "T": 10**12,
 }
 SECONDS = {"h": 3600, "m": 60, "s": 1}
-CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+# Kubernetes knows no seventh day of the week.
+CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
 # Folders of the system and of its users, with everything below them.
 FOREIGN = (
     *("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/lost+found", "/proc", "/root"),
@@ -97,6 +98,41 @@ def network(text: str) -> ipaddress.IPv4Network:
     return ipaddress.IPv4Network(text)
 
 
+def whole_network(text: str) -> bool:
+    """Whether a network is none of those that mean something else: this host, itself, the link, several hosts."""
+    special = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
+    return not any(network(text).overlaps(ipaddress.IPv4Network(each)) for each in special)
+
+
+def port_fits(text: str) -> bool:
+    """Whether the port of an address, with or without a protocol and a path, can be one; none is right too."""
+    authority = text.partition("//")[2] if "//" in text else text
+    found = re.search(r":([0-9]+)$", authority.split("/")[0].rpartition("@")[2])
+    return found is None or 1 <= int(found[1]) <= 65535
+
+
+def _address(text: str, _kind: Mapping[str, Any]) -> bool:
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_multicast or address.is_reserved or address.is_unspecified)
+
+
+def _endpoint(text: str, kind: Mapping[str, Any]) -> bool:
+    host = text.partition(":")[0]
+    return port_fits(text) and (_address(host, kind) if host.rpartition(".")[2].isdigit() else host != "localhost")
+
+
+def _certificate(text: str, _kind: Mapping[str, Any]) -> bool:
+    # Another path is looked for where Ansible looks for files.
+    path = Path(text).expanduser()
+    try:
+        return not path.is_absolute() or "-----BEGIN CERTIFICATE-----" in path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
 def _is(convert: Callable[[str], Any]) -> Judge:
     def judge(text: str, _kind: Mapping[str, Any]) -> bool:
         try:
@@ -129,7 +165,9 @@ def _cron_field(field: str, least: int, most: int) -> bool:
 def _image(text: str, _kind: Mapping[str, Any]) -> bool:
     host = r"(localhost|[a-z0-9][a-z0-9-]*(\.[a-z0-9-]+)+|[a-z0-9][a-z0-9.-]*:[0-9]{1,5})(:[0-9]{1,5})?"
     path = r"(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
-    return bool(re.fullmatch(rf"{host}{path}(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?", text))
+    return port_fits(text) and bool(
+        re.fullmatch(rf"{host}{path}(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?", text)
+    )
 
 
 def _folder(text: str, _kind: Mapping[str, Any]) -> bool:
@@ -143,7 +181,10 @@ def _own_folder(text: str, kind: Mapping[str, Any]) -> bool:
 
 
 KINDS: dict[str, Judge] = {
-    "address": _is(ipaddress.IPv4Address),
+    "address": _address,
+    "endpoint": _endpoint,
+    "certificate": _certificate,
+    "port": lambda text, _kind: port_fits(text),
     "network": _is(network),
     "cron": _cron,
     "date": _is(dt.date.fromisoformat),
@@ -228,13 +269,55 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     ),
     (
         ("control_plane_service_cidr",),
-        lambda services: 12 <= network(services).prefixlen <= 24,
-        "its prefix has to be between 12 and 24 bits, which is what the API server can number",
+        lambda services: 12 <= network(services).prefixlen <= 24 and whole_network(services),
+        "its prefix has to be between 12 and 24 bits, which is what the API server can number, and no part of it may be a network of a machine's own",
     ),
     (
         ("calico_pod_cidr", "calico_block_size"),
         lambda pods, block: network(pods).prefixlen <= block,
         "a block of the second prefix length has to fit into the first",
+    ),
+    (
+        ("control_plane_pod_cidr",),
+        lambda pods: 8 <= network(pods).prefixlen <= 24 and whole_network(pods),
+        "kubeadm takes a prefix of 8 to 24 bits, and no part of it may be a network of a machine's own (127.0.0.0/8 and the like)",
+    ),
+    (
+        ("kubernetes_minor", "kubernetes_packages_version"),
+        lambda minor, version: version.startswith(f"{minor}."),
+        "the second has to be of the first; an upgrade changes the first alone",
+    ),
+    (
+        ("kubernetes_packages_version", "control_plane_version"),
+        lambda packages, runs: packages.partition("-")[0] == runs,
+        "kubeadm makes a control plane of its own version, so they have to be the same",
+    ),
+    (
+        ("kubernetes_minor", "crio_version"),
+        lambda minor, version: version.startswith(f"{minor}."),
+        "CRI-O's minor is that of Kubernetes",
+    ),
+    (
+        ("kernel_sysctls",),
+        lambda values: (
+            {name.replace("/", "."): value for name, value in values.items()}.get("net.ipv4.ip_forward") == "1"
+        ),
+        "net.ipv4.ip_forward has to be there and 1, or no pod is reached",
+    ),
+    (
+        ("kernel_modules",),
+        lambda names: {"overlay", "br_netfilter"} <= {name.replace("-", "_") for name in names},
+        "overlay and br_netfilter have to be among them",
+    ),
+    (
+        ("node_exporter_port", "prometheus_node_port", "grafana_node_port"),
+        lambda exporter, *others: exporter not in others,
+        "each needs a port of its own",
+    ),
+    (
+        ("device_plugin_mig_profiles", "device_plugin_mig_strategy"),
+        lambda profiles, strategy: strategy != "single" or len(set(profiles)) <= 1,
+        "single counts every instance as a GPU, so all have to be of one profile; several need mixed",
     ),
     (
         ("kernel_sysctls_unit", "swap_failsafe_unit"),
@@ -483,23 +566,54 @@ def one_control_plane(task_vars: Mapping[str, Any]) -> Iterator[str]:
 
 
 def misplaced(task_vars: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """The reasons against a host that would be two machines, or have another's name."""
-    host, groups = task_vars["inventory_hostname"], task_vars.get("groups", {})
-    workers = groups.get("workers", ())
-    if host in workers and host in groups.get("control_plane", ()):
+    """The reasons against a host that would be two machines, another one's, or have another's name."""
+    host, groups, hosts = task_vars["inventory_hostname"], task_vars.get("groups", {}), task_vars.get("hostvars", {})
+    plane, workers = groups.get("control_plane", ()), groups.get("workers", ())
+    if host in workers and host in plane:
         yield f"{host} is in control_plane and in workers. Leave it in one of them: a control plane runs pods, too."
-    name = given.get("worker_node_name")
+    others = [one for one in dict.fromkeys([*plane, *workers]) if one != host and one in hosts]
+    twins = [one for one in others if machine_of(one, hosts[one]) == machine_of(host, task_vars)]
+    if twins:
+        yield f"{host} is the same machine as {', '.join(twins)}, by how they are reached. Name each machine once."
+    name = given.get("worker_node_name" if host in workers else "control_plane_node_name")
+    taken = [one for one in others if name_of(one, hosts[one], given, workers) == name]
     if host in workers and name and name == given.get("control_plane_node_name"):
         yield f"worker_node_name is {name}, which is the control plane's (control_plane_node_name). Each node needs a name of its own."
+    elif host in workers and taken:
+        yield f"worker_node_name is {name}, which {', '.join(taken)} has, too. Each node needs a name of its own."
+    yield from shared_wrong(name, given, [name_of(one, hosts[one], given, workers) for one in others])
+
+
+def machine_of(host: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a host is reached by."""
+    kind = str(values.get("ansible_connection", "ssh"))
+    if kind == "local":
+        return (kind,)
+    ways = ("ansible_port", "ansible_ssh_common_args", "ansible_ssh_extra_args")
+    return (kind, values.get("ansible_host", host), *(str(values.get(way, "")) for way in ways))
+
+
+def name_of(host: str, values: Mapping[str, Any], given: Mapping[str, Any], workers: Collection[str]) -> Any:
+    """The name of another host's node."""
+    return values.get("worker_node_name", host) if host in workers else given.get("control_plane_node_name")
+
+
+def shared_wrong(name: Any, given: Mapping[str, Any], others: list[Any]) -> Iterator[str]:
+    """The reasons against ways of sharing that are named by their nodes."""
+    ways = given.get("device_plugin_sharing_of", {})
+    strange = sorted(set(ways) - {name, *others}) if others or name else []
+    if strange:
+        yield f"device_plugin_sharing_of names {', '.join(strange)}; the nodes are {', '.join(sorted(map(str, {name, *others})))}."
+    if str(ways.get(name, "")).startswith("mps") and given.get("device_plugin_mig_strategy", "none") != "none":
+        yield f"device_plugin_sharing_of has {name} share by MPS, which is not supported on MIG instances (device_plugin_mig_strategy)."
 
 
 def in_no_group(task_vars: Mapping[str, Any]) -> list[str] | None:
     """Of a host that no playbook here works on: the reason where there is no other, none where it is a guest; None for ours."""
     groups = task_vars.get("groups", {})
-    if task_vars["inventory_hostname"] in [*groups.get("control_plane", ()), *groups.get("workers", ())]:
-        return None
     if groups.get("control_plane"):
-        return []
+        ours = [*groups["control_plane"], *groups.get("workers", ())]
+        return None if task_vars["inventory_hostname"] in ours else []
     others = ", ".join(sorted(set(groups) - {"all", "ungrouped"})) or "none"
     return [
         (

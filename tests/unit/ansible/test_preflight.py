@@ -375,7 +375,7 @@ def host(name):
     probe["names"] = changes.get("names", {"gpu.example.org": ["192.0.2.10"]})
     probe["clocks_ahead_s"] = changes.get("clocks_ahead_s", {"http://mirror/Release": 0.5})
     node = {**MACHINE, **{name: value for name, value in changes.items() if name not in [*probe, *packages]}}
-    given = {"fake": {"node": node, "probe": probe}, "judged": name in JUDGED, "ansible_connection": "local"}
+    given = {"fake": {"node": node, "probe": probe}, "judged": name in JUDGED, "ansible_connection": "ssh"}
     # Of the cases alone: the calendar changes no other outcome.
     return {**given, "preflight_end_of_life": "9999-12-31", **variables}
 
@@ -448,3 +448,19 @@ def test_the_volumes_that_are_counted_are_those_of_the_roles():
     text = (ROOT / "roles/preflight/vars/main.yml").read_text()
     for name in ("prometheus_retention_gib", "grafana_volume_gib", "storage_path"):
         assert f"{name} | default({tree.variables()[name]!r})" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "own"),
+    [
+        ({"node_address": "192.0.2.9", "groups": {}}, "192.0.2.9"),
+        ({"control_plane_advertise_address": "192.0.2.9", "groups": {"control_plane": ["one"]}}, "192.0.2.9"),
+        # A group variable, which workers have, too.
+        ({"control_plane_advertise_address": "192.0.2.9", "groups": {"control_plane": ["other"]}}, ""),
+    ],
+)
+def test_the_address_that_has_to_be_the_machine_s_own(given, own):
+    values = tree.load(ROOT / "roles/preflight/vars/main.yml")
+    names = ("__preflight_own", "__preflight_address")
+    said = tree.template({name: values[name] for name in names}, {"inventory_hostname": "one", **given}, names)
+    assert said["__preflight_own"] == own
