@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.errors import Issue, ReasonCode
+from harness.errors import BackendError, Issue, ReasonCode
 from harness.metrics.quality import Finding
 from harness.metrics.rows import Recording, RecordingRequest
 from harness.metrics.telemetry import Telemetry
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IMAGE = "image"
 """The check of an image; where it is an error, no later experiment could run either."""
+_ONE_LOAD = "these replicas serve one load"
 KILLED_FOR_MEMORY = "out of memory, killed by the kernel"
 OUT_OF_MEMORY = 4
 """A replica's exit code when memory ran out (``harness.replica.errors``)."""
@@ -88,6 +89,14 @@ class Deployment(Protocol):
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """The same of the replicas of each neighbour, by its workload's name."""
         ...
+
+    def begin(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> None:  # noqa: ARG002
+        """Of replicas that wait (``Backend.start``): have them serve a load, and return when each does. Raises as ``Backend.deploy``."""
+        raise BackendError(_ONE_LOAD)
+
+    def finish(self, *, timeout_s: float) -> str:  # noqa: ARG002
+        """Have them end their load, answer what is under way and wait for another; why there can be none, empty: there can."""
+        return _ONE_LOAD
 
     def recording(self, request: RecordingRequest) -> Recording:
         """The way to record these replicas where they run."""
@@ -205,6 +214,18 @@ class Backend(Protocol):
             ReplicaDiedError: a replica ended by itself; the message holds its last log lines.
         """
         ...
+
+    def start(
+        self,
+        experiment: ExperimentSpec,  # noqa: ARG002 - what has several loads is validated before
+        folder: Path,  # noqa: ARG002
+        *,
+        abort: threading.Event,  # noqa: ARG002
+        on_death: Callable[[ReplicaDeath], None],  # noqa: ARG002
+        notice: Notify = unheard,  # noqa: ARG002
+    ) -> Deployment:
+        """Start the replicas and return when each waits for its first load, of which the experiment's is one; else as ``deploy``."""
+        raise BackendError(_ONE_LOAD)
 
 
 def start_advice(exit_code: int | None, machine: str) -> str:

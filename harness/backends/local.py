@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,32 @@ class LocalBackend(Backend):
         notice: Notify = unheard,  # noqa: ARG002 - nothing that it waits for comes from others
     ) -> LocalDeployment:
         """Start the replicas and return when each has served. See Backend.deploy."""
-        deployment = LocalDeployment(experiment, folder, self._campaign_id, clock=self._clock, forks=self._forks)
+        return self._started(experiment, folder, abort, on_death, waiting=False)
+
+    def start(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        abort: threading.Event,
+        on_death: Callable[[ReplicaDeath], None],
+        notice: Notify = unheard,  # noqa: ARG002 - as above
+    ) -> LocalDeployment:
+        """Start the replicas and return when each waits for a load. See Backend.start."""
+        return self._started(experiment, folder, abort, on_death, waiting=True)
+
+    def _started(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        abort: threading.Event,
+        on_death: Callable[[ReplicaDeath], None],
+        *,
+        waiting: bool,
+    ) -> LocalDeployment:
+        deployment = LocalDeployment(
+            experiment, folder, self._campaign_id, clock=self._clock, forks=self._forks, waiting=waiting
+        )
         try:
             deployment.wait_ready(timeout_s=experiment.timing.ready_timeout_s, abort=abort)
             deployment.refuse_what_was_not_asked_for()
@@ -111,7 +137,7 @@ class LocalBackend(Backend):
 
 
 class LocalDeployment(Deployment):
-    """The processes of one experiment: the measured replicas, and its neighbours."""
+    """The processes of one experiment: the measured replicas, and its neighbours; ``waiting``: for one load after another."""
 
     def __init__(
         self,
@@ -121,10 +147,12 @@ class LocalDeployment(Deployment):
         *,
         clock: Clock,
         forks: Callable[[ReplicaSlot, Timing], ForkServer | None],
+        waiting: bool = False,
     ) -> None:
         self._experiment = experiment
         self._campaign_id = campaign_id
         self._clock = clock
+        self._waiting = waiting
         self._deaths: list[ReplicaDeath] = []
         self._oom_kills = Cgroup().counters().oom_kills
         self._stopping = threading.Event()
@@ -147,6 +175,7 @@ class LocalDeployment(Deployment):
                     **device_environment(experiment, position),
                     **self._sharing.environment(position),
                     CAMPAIGN_VARIABLE: campaign_id,
+                    **({"REPLICA_LOADS": "1"} if waiting else {}),
                 }
                 forked_by = forks(slot, experiment.timing)
                 self._replicas.append(LocalReplica(slot, environment, self._lifeline, forked_by))
@@ -182,6 +211,30 @@ class LocalDeployment(Deployment):
                 statuses.setdefault(replica.slot.neighbour, []).append(replica.status())
         return statuses
 
+    def begin(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> None:
+        """Have the replicas serve a load. See Deployment.begin."""
+        self._experiment, self._waiting = experiment, False
+        self._raise_if_dead()
+        for replica in self._replicas:
+            slot = replace(replica.slot, workload=experiment.workload, folder=folder)
+            replica.begin(slot, ReplicaSpec.timed(experiment.workload, experiment.timing))
+        self.wait_ready(timeout_s=experiment.timing.ready_timeout_s, abort=abort)
+
+    def finish(self, *, timeout_s: float) -> str:
+        """End the load. See Deployment.finish."""
+        for replica in self._replicas:
+            replica.finish()
+        deadline_s = self._clock.now_s() + timeout_s
+        while not self._deaths:
+            unfinished = [replica for replica in self._replicas if replica.status().get("phase") != "finished"]
+            if not unfinished:
+                busy = [it.slot.name for it in self._replicas if not it.status().get("load", {}).get("idle", True)]
+                return f"{busy[0]} did not answer all requests within {timeout_s:g} s" if busy else ""
+            if self._clock.now_s() >= deadline_s:
+                return f"{unfinished[0].slot.name} did not end its load within {timeout_s:g} s"
+            self._clock.wait_until(self._clock.now_s() + POLL_S)
+        return self._deaths[0].brief
+
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on this machine's sources."""
         return Recorder(self.targets, request, used_gpus=self._gpus_in_use())
@@ -202,12 +255,12 @@ class LocalDeployment(Deployment):
         return collect()
 
     def wait_ready(self, *, timeout_s: float, abort: threading.Event) -> None:
-        """Return when every replica has served a request. Raises ReplicaDiedError, BackendError."""
+        """Return when every replica has served a request, or waits for a load. Raises ReplicaDiedError, BackendError."""
         deadline_s = self._clock.now_s() + timeout_s
         while True:
             self._raise_if_dead()
             for replica in self._replicas:
-                replica.served = replica.served or replica.has_served()
+                replica.served = replica.served or (replica.waits() if self._waiting else replica.has_served())
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
                 self._sharing.require_clients([(replica.slot.name, replica.gpu_pids()) for replica in self._replicas])

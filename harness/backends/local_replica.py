@@ -25,8 +25,9 @@ from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
 from harness.metrics.recorder import ReplicaTarget
 from harness.results import layout
-from harness.results.files import read_object
+from harness.results.files import atomic_write, read_object
 from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec
+from harness.spec.replica import NEXT_LOAD, NextLoad, ReplicaSpec
 from harness.traffic.http_answer import BrokenAnswerError
 from harness.traffic.http_page import fetch
 
@@ -90,7 +91,7 @@ class LocalReplica:
         self.slot = slot
         self.served = False
         self.log = layout.replica_log(slot.folder, slot.index)
-        self._folder = layout.replica_folder(slot.folder, slot.index)
+        self._folder = self._home = layout.replica_folder(slot.folder, slot.index)
         self._folder.mkdir(parents=True)
         self.guard: subprocess.Popen[bytes] | ForkedGuard
         if forks is not None:
@@ -150,6 +151,28 @@ class LocalReplica:
         except (OSError, BrokenAnswerError):
             return False  # not listening yet: asked again until the deadline
         return head.status == HTTPStatus.OK  # 503 until it has served
+
+    def waits(self) -> bool:
+        """Whether it can be told of a load."""
+        return bool(self.status().get("phase") == "waiting")
+
+    def begin(self, slot: ReplicaSlot, spec: ReplicaSpec) -> None:
+        """Have it serve a load whose results lie in the slot's folder. Raises BackendError where it cannot be told."""
+        self.slot, self.served, self._folder = slot, False, self._home
+        port = self._known_status()["port"]
+        self._folder = layout.replica_folder(slot.folder, slot.index)
+        try:
+            self._folder.mkdir(parents=True)
+            load = NextLoad(spec=spec, folder=self._folder)
+            atomic_write(self._home / NEXT_LOAD, load.model_dump_json(exclude_none=True), replace=True)
+            fetch(f"http://127.0.0.1:{port}/next", {}, timeout_s=HEALTH_TIMEOUT_S)
+        except (OSError, BrokenAnswerError) as error:
+            raise BackendError(f"{slot.name} could not be told of its next load: {error}.") from error
+
+    def finish(self) -> None:
+        """Have it serve no more; nothing of one that has ended."""
+        with suppress(OSError, BrokenAnswerError):
+            fetch(f"http://127.0.0.1:{self.status().get('port')}/finish", {}, timeout_s=HEALTH_TIMEOUT_S)
 
     def require_layer(self) -> None:
         """Raise BackendError when it runs without the library of its layer, which the loader leaves out with a mere remark."""

@@ -56,6 +56,7 @@ from harness.spec.condition import crashing, waiting
 
 if TYPE_CHECKING:
     from harness.campaign.runner import CampaignRunner
+    from harness.campaign.shared_start import SharedStart
 
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 REHEARSAL = "rehearsal"
@@ -68,7 +69,8 @@ SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is 
 class Attempt:
     """One attempt: measure, judge, publish, cool down, each once.
 
-    ``remarks``: what the current step noticed without failing; ``abort`` ends a start or a recording.
+    ``start``: of the replicas, where it is shared with other loads of the sweep; ``remarks``: what the current step noticed without
+    failing; ``abort`` ends a start or a recording.
     """
 
     experiment: ExperimentSpec
@@ -76,6 +78,7 @@ class Attempt:
     position: int
     remaining_after_s: float
     shared: CampaignRunner
+    start: SharedStart | None = None
     abort: threading.Event = field(default_factory=threading.Event)
     failures: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -120,6 +123,8 @@ class Attempt:
             if self._deployment is not None:
                 self._step("clean-up", self._clean_up)
             self.ended_s = self.shared.clock.now_s()
+            if self.start is not None:
+                self.start.leave(self)
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
@@ -170,7 +175,8 @@ class Attempt:
         shared, identity = self.shared, self.experiment.experiment_id
         timing = self.experiment.timing
         phases = {"stabilise": timing.stabilise_s, "record": timing.record_s, "cool-down": timing.cooldown_s}
-        later = {"deploy": estimate([self.experiment]).starts_s, **phases}
+        runs_already = self.start is not None and self.start.running
+        later = {"deploy": 0.0 if runs_already else estimate([self.experiment]).starts_s, **phases}
         to_come_s = sum(later.get(step, 0.0) for step in STEPS[STEPS.index(name) :])
         remaining_s = self.remaining_after_s + to_come_s  # the start of the replicas included
         self._log("step-begins", name)
@@ -233,7 +239,9 @@ class Attempt:
     def _preflight(self) -> None:
         step_s = self.experiment.timing.step_s
         self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
-        findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
+        runs_already = self.start is not None and self.start.running
+        backend = None if runs_already else self.shared.backend  # which would find its own replicas in the way
+        findings = preflight.check([self.experiment], self.shared.folder.path, backend)
         preflight.refuse_errors(findings, under_way=True)
         self.remarks += [finding.message for finding in findings]
         if not self.shared.rehearsed:
@@ -255,13 +263,22 @@ class Attempt:
         with self._nothing_left(self.folder):
             with storage_errors(self.folder):
                 self.folder.mkdir(parents=True)
-            self._deployment = self.shared.backend.deploy(
-                self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self.shared.say
-            )
+            if self.start is not None:
+                self._deployment = self._begin_in(self.start)
+            else:
+                self._deployment = self.shared.backend.deploy(
+                    self.experiment, self.folder, abort=self.abort, on_death=self.on_death, notice=self.shared.say
+                )
             if self._deployment.switch:
                 self._log("switched", "deploy", **self._deployment.switch)
             if needs_load(self.experiment):
                 self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
+
+    def _begin_in(self, start: SharedStart) -> Deployment:
+        deployment = start.begin(self)
+        if start.before:
+            self.remarks.append(f"Measured in {start.name}; the start before, {start.before}, ended: {start.because}.")
+        return deployment
 
     @contextmanager
     def _nothing_left(self, folder: Path) -> Iterator[None]:
@@ -287,7 +304,7 @@ class Attempt:
         backend, campaign_id = self.shared.backend, self.shared.folder.campaign_id
         return begin_load(backend, experiment, folder, statuses, campaign_id=campaign_id, abort=self.abort)
 
-    def _on_death(self, death: ReplicaDeath) -> None:
+    def on_death(self, death: ReplicaDeath) -> None:
         """Called from the backend's thread."""
         self.deaths.append(death)
         self.shared.listener(Notice(str(death)))
@@ -360,7 +377,11 @@ class Attempt:
             self.unclean_ends += self._load.stop()
         self._ask(self._deployment)
         self.provenance = self._deployment.provenance()
-        self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.drain_timeout_s)
+        timeout_s = self.experiment.drain_timeout_s
+        if self.start is None:
+            self.unclean_ends += self._deployment.stop(timeout_s=timeout_s)
+        elif not self.start.goes_on(self):
+            self.unclean_ends += self.start.stop(timeout_s=timeout_s)
         self.deaths += [death for death in self._deployment.deaths if death not in self.deaths]
         self._ask(self._deployment)  # what a process says last is what it served
 
@@ -388,6 +409,7 @@ class Attempt:
             switch=dict(self._deployment.switch) if self._deployment else {},
             seeds={"workload": experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
             loads=self._loads(),
+            start=self.start.record(self) if self.start else {},
             start_s=self.start_s,
             rows=recorded or experiment.timing.rows,
             absent_metrics=self.summary.absent if self.summary and recorded else dict.fromkeys(experiment.metrics, why),

@@ -44,6 +44,7 @@ class CampaignCost:
     duration_s: float
     starts_s: float
     disk_bytes: int
+    starts: int
 
     @property
     def total_s(self) -> float:
@@ -57,6 +58,7 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then the next, ``random`` shuffles
     within each repeat. The conditions of a cell always follow each other within a repeat: whatever drifts hits all of them alike.
     Where nodes have to be switched, cells of one mode follow each other, beginning with the mode of the repeat before.
+    Loads that share a start follow each other in an order of their own, whatever the order of the starts.
     """
     if spec.stress is not None:
         repeats_of_last = range(2, spec.most_repeats + 1)
@@ -69,8 +71,26 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
             for cells in every_series
             for cell, repeat in [*((cell, 1) for cell in cells), *((cells[-1], repeat) for repeat in repeats_of_last)]
         ]
+    if not spec.one_start:
+        return _in_order(spec, spec.cells())
+    loads: dict[str, list[CellSpec]] = {}
+    for cell in spec.cells():
+        loads.setdefault(cell.whatever_load(1), []).append(cell)
+    return [
+        one_experiment(spec, cell, first.repeat)
+        for first in _in_order(spec, [cells[0] for cells in loads.values()])
+        for cell in _shuffled(loads[first.cell.whatever_load(1)], f"{spec.seed} {first.start}")
+    ]
+
+
+def _shuffled(cells: Sequence[CellSpec], seed: str) -> list[CellSpec]:
+    return random.Random(seed).sample(cells, len(cells))  # noqa: S311 - as below
+
+
+def _in_order(spec: CampaignSpec, every_cell: Sequence[CellSpec]) -> list[ExperimentSpec]:
+    """The repeats of these cells in the order of the campaign."""
     groups = [
-        list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: (*cell[:3], cell.mps, cell.turns))
+        list(cells) for _, cells in itertools.groupby(every_cell, key=lambda cell: (*cell[:3], cell.mps, cell.turns))
     ]
 
     repeats = range(1, spec.most_repeats + 1)
@@ -117,6 +137,7 @@ def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> Experimen
             "time_slice": turns,
             "repeat": repeat,
             "metrics": _metrics(spec, cell),
+            "one_start": spec.one_start,
         }
     )
 
@@ -169,10 +190,12 @@ def matrix(experiments: Sequence[ExperimentSpec]) -> tuple[list[str], list[list[
 
 def estimate(experiments: Sequence[ExperimentSpec]) -> CampaignCost:
     """What the experiments cost together."""
+    starts = {experiment.start: experiment.cell.processes for experiment in experiments}
     return CampaignCost(
         duration_s=sum(experiment.timing.phases_s for experiment in experiments),
-        starts_s=sum(START_S + START_PER_PROCESS_S * experiment.cell.processes for experiment in experiments),
+        starts_s=sum(START_S + START_PER_PROCESS_S * processes for processes in starts.values()),
         disk_bytes=sum(_disk_bytes(experiment) for experiment in experiments),
+        starts=len(starts),
     )
 
 

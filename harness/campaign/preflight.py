@@ -26,9 +26,10 @@ from harness.spec import ExperimentSpec, KubernetesSpec
 DISK_RESERVE_BYTES = 200_000_000
 
 
-def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend) -> list[Issue]:
-    """Everything that speaks against running ``experiments`` into ``results``; nothing is started or written."""
-    return [*_check_folder(results), *_check_disk(experiments, results), *backend.check(experiments)]
+def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend | None) -> list[Issue]:
+    """Everything that speaks against running ``experiments`` into ``results``; nothing is started or written. None: their replicas run already."""
+    of_backend = backend.check(experiments) if backend else ()
+    return [*_check_folder(results), *_check_disk(experiments, results), *of_backend]
 
 
 def refuse_errors(issues: Sequence[Issue], *, under_way: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import threading
@@ -18,6 +19,7 @@ from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
 from harness.campaign.planners import planner_of
+from harness.campaign.shared_start import SharedStart
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError, DeviceInUseError, ImageError, ReasonCode
 from harness.host import WAIT_S, DeviceLocks, handled_signals
@@ -74,6 +76,8 @@ class CampaignRunner:
         self.listener, self.gpus, self._wait_s = listener, gpus, wait_s
         self.rehearsed, self.interrupted = False, threading.Event()
         self._attempt: Attempt | None = None
+        self._start: SharedStart | None = None
+        self._pending: list[ExperimentSpec] = []
         self._lacking: dict[tuple[str, str], ImageError] = {}
 
     def interrupt(self) -> None:
@@ -115,6 +119,7 @@ class CampaignRunner:
             advice = f"{error.advice} Then go on with: harness resume {self.folder.path}"
             raise DeviceInUseError(error.message, advice=advice) from error
         finally:
+            self._end_start("the harness was interrupted")
             locks.release()
 
     def _run(self, again: Sequence[Status]) -> CampaignOutcome:
@@ -126,7 +131,9 @@ class CampaignRunner:
         position = 0
         while experiments := planner.following():
             done = {experiment.experiment_id: self._finished(experiment, again) for experiment in experiments}
-            pending = [experiment for experiment in experiments if done[experiment.experiment_id] is None]
+            pending = self._pending = [
+                experiment for experiment in experiments if done[experiment.experiment_id] is None
+            ]
             if not position:
                 self._begin(experiments, pending)
             for experiment in experiments:
@@ -137,6 +144,7 @@ class CampaignRunner:
                     status = self._status(experiment, position, estimate(pending).total_s)
                 if status is not None:
                     statuses[experiment.experiment_id] = status
+            self._end_start("the time for the campaign was spent")
             self._refuse_lack([experiment for experiment in experiments if experiment.experiment_id not in statuses])
         self.journal.append("campaign-ends")
         return CampaignOutcome(statuses, planner.explained() | self._answers(statuses))
@@ -218,13 +226,16 @@ class CampaignRunner:
         """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
         for tries_left in range(experiment.limits.retries, -1, -1):
             number = self.folder.next_attempt(experiment.experiment_id)
-            attempt = self._attempt = Attempt(experiment, number, position, remaining_s, self)
+            start = self._start_of(experiment)
+            attempt = self._attempt = Attempt(experiment, number, position, remaining_s, self, start)
             self._refuse_interruption()
             attempt.measure()
             self._refuse_interruption()
             if attempt.storage_error is not None:
                 raise attempt.storage_error
             verdict = attempt.judge()
+            if verdict.status is Status.INVALID:
+                self._end_start(f"{experiment.experiment_id} is INVALID")
             if tries_left and _wants_retry(attempt, verdict):
                 self.say(f"{experiment.experiment_id} is tried again: {' '.join(verdict.reasons)}")
             elif attempt.publish(verdict):
@@ -237,6 +248,21 @@ class CampaignRunner:
                 self._set_aside(experiment, attempt.failures[-1].message)
             attempt.cool_down()
         return Status.INVALID, [failure.message for failure in attempt.failures]
+
+    def _start_of(self, experiment: ExperimentSpec) -> SharedStart | None:
+        """The start of the replicas that serves it, with the loads that come next, in turn; None: it has one of its own."""
+        if not experiment.one_start:
+            return None
+        if self._start is None or not self._start.serves(experiment):
+            self._end_start(f"{experiment.experiment_id} came next")
+            with_it = itertools.takewhile(lambda other: other.start == experiment.start, self._pending)
+            self._start = SharedStart(self, [experiment, *with_it])
+        return self._start
+
+    def _end_start(self, why: str) -> None:
+        start, self._start = self._start, None
+        if start is not None:
+            start.end(why)
 
     def _refuse_interruption(self) -> None:
         if self.interrupted.is_set():

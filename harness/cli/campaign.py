@@ -189,6 +189,8 @@ def plan(
         f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
         f"{duration(timing.cooldown_s)} to cool down."
     )
+    if spec.one_start:
+        output.sentence(f"{counted(cost.starts, 'start')} of the replicas: one serves all loads of a repeat, in turn.")
     _show(load)
     output.result()
     output.table(*matrix(sure if spec.until_known else experiments))

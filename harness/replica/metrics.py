@@ -44,6 +44,15 @@ class RequestMetrics(Histogram):
         for family in self._families:
             family.reset()
 
+    def begin_load(self, *families: Counter | Histogram | Activity) -> None:
+        """Count from 0, with the clocks as they are now, and publish these families alone besides."""
+        with self._lock:
+            self._counts, self._sum_ns = [0] * len(self._counts), 0
+            self.in_flight = self.requests = self._inputs = 0
+        self.epoch_ns = time.time_ns() - time.perf_counter_ns()
+        self._families = families
+        self.forget_warm_up()
+
     def set_info(self, info: Mapping[str, str]) -> None:
         """Publish ``inference_info`` with these labels."""
         escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import json
@@ -23,6 +24,7 @@ from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
 from harness.replica.registry import Workload
 from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.replica.status import ReplicaStatus
+from harness.spec.replica import NEXT_LOAD, NextLoad
 from harness.traffic.endpoint import Endpoint, Response, Routes
 from harness.traffic.records import RecordLog
 
@@ -72,6 +74,7 @@ class Replica:
 
     def __init__(self, settings: Settings, status: ReplicaStatus, watcher: SignalWatcher) -> None:
         self._settings = settings
+        self._home = settings.replica_dir or Path()
         self._status = status
         self._watcher = watcher
         self._metrics = RequestMetrics()
@@ -82,6 +85,7 @@ class Replica:
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
         self._told_to_stop = threading.Event()
+        self._told_of_load = threading.Event()
 
     def run(self) -> None:
         """Serve until told to stop. Raises what the workload raises."""
@@ -98,7 +102,11 @@ class Replica:
         self._metrics.set_info({label: self._status.fact(label) for label in _LABELS})
         self._metrics.publish(*self._call("published", ()))
         with self._call("serving", contextlib.nullcontext()):
-            self._warm_up_and_serve(workload)
+            self._warm_up(workload)
+            if not self._settings.loads:
+                self._serve_load(workload)
+            while self._settings.loads and self._take_next_load(workload):
+                self._serve_load(workload)
         self._linger()
         self._call("close", None)
         self._status.update(phase="stopped", **self._call("outcome", {}))
@@ -110,11 +118,14 @@ class Replica:
         with self._phase_change:
             self._stopping.set()
             self._told_to_stop.set()
+            self._told_of_load.set()
+            if self._frontend is not None:
+                self._frontend.hurry()
             if hasattr(self._workload, "load") or self._settings.trace:
                 self._watcher.drained.set()  # its requests end at their own pace; whoever started us sets the limit
             if self._status.phase == "failed":
                 return  # it ends by itself, with its own code
-            if self._status.phase not in {"serving", "finished"}:
+            if self._status.phase not in {"serving", "finished", "waiting"}:
                 self._end_process(ExitCode.STOPPED)
             self._status.update(phase="draining")
 
@@ -157,6 +168,7 @@ class Replica:
                 b"no service times are kept beside the latencies in the closed loop\n",
             ),
             "/finish": self._answer_finish,
+            "/next": self._answer_next,
             **{f"/{route}": functools.partial(self._answer_file, name) for route, name in FILES_OF_LOAD.items()},
         }
         host, port = self._settings.host, self._settings.port
@@ -178,7 +190,39 @@ class Replica:
         target = self._settings.sharing
         return registry.find_function(target, "REPLICA_SHARING")() if target else {}
 
-    def _warm_up_and_serve(self, workload: Workload) -> None:
+    def _take_next_load(self, workload: Workload) -> bool:
+        """Wait for another load and make it this replica's; False: it ends.
+
+        What is written meanwhile goes where the replica began: a load's folder is taken away once it is finished.
+        """
+        home = self._home
+        with self._phase_change:
+            if self._told_to_stop.is_set():
+                return False
+            self._status.update(phase="finished")
+            self._status.move(home)
+            self._status.update(phase="waiting")
+        self._told_of_load.wait()
+        if self._told_to_stop.is_set():
+            return False
+        self._told_of_load.clear()
+        try:
+            load = NextLoad.model_validate_json((home / NEXT_LOAD).read_bytes())
+        except (OSError, ValueError) as error:
+            raise CannotBeMetError(f"{home / NEXT_LOAD} does not say which load is next: {error}") from error
+        scenario = load.spec.workload.scenario
+        self._settings = dataclasses.replace(self._settings, scenario=scenario, spec=load.spec, replica_dir=load.folder)
+        getattr(workload, "take_load", lambda _settings: None)(self._settings)
+        self._status.move(load.folder)
+        self._metrics.begin_load(*self._call("published", ()))
+        self._open_files()
+        self._status.update(abandoned_requests=0, **self._outcome())
+        with self._phase_change:
+            if not self._told_to_stop.is_set():
+                self._stopping.clear()
+        return True
+
+    def _warm_up(self, workload: Workload) -> None:
         self._enter("warming")
         for _ in range(self._settings.warmup_requests):
             _checked(workload.infer(), workload)
@@ -186,6 +230,8 @@ class Replica:
         gc.collect()
         gc.freeze()
         self._metrics.forget_warm_up()
+
+    def _serve_load(self, workload: Workload) -> None:
         load: Callable[[RequestMetrics], Frontend] | None = getattr(workload, "load", None)
         self._frontend = frontend = (
             load(self._metrics)
@@ -270,6 +316,13 @@ class Replica:
     def _answer_finish(self) -> Response:
         """Serve no more, and stay to be asked for what was written. A GET: the harness may send pods nothing else."""
         self._stopping.set()
+        return self._answer_status()
+
+    def _answer_next(self) -> Response:
+        """Serve the load that the file in the replica's folder says. A GET, as above."""
+        if not self._settings.loads:
+            return Response(404, b"this replica serves one load\n")
+        self._told_of_load.set()
         return self._answer_status()
 
     def _answer_file(self, name: str) -> Response:

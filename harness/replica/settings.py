@@ -47,6 +47,7 @@ class Settings:
     replica: int = 0
     cpus: tuple[int, ...] | None = None
     replica_dir: Path | None = None
+    loads: bool = False
     sharing: str | None = None
     run_s: float | None = None
     linger_s: float = 0.0

@@ -52,8 +52,8 @@ def closed_pipe(environment: Mapping[str, str]) -> str:
 class ReplicaStatus:
     """The replica's phase and facts; every change is written by one rename, so that no reader sees half of it.
 
-    Phases: starting, loading, warming, serving, finished (it had a time to run), draining, stopped; or failed,
-    with the error.
+    Phases: starting, loading, warming, serving, finished (it had a time to run, or its load is over), waiting (for the next load),
+    draining, stopped; or failed, with the error.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -83,6 +83,11 @@ class ReplicaStatus:
             "error": "",
             "host": describe_host(),
         }
+
+    def move(self, folder: Path) -> None:
+        """Write into another folder from now on."""
+        with self._lock:
+            self._path = folder / FILE_NAME
 
     @property
     def phase(self) -> str:

@@ -174,6 +174,11 @@ class Manifest(StrictModel):
         default_factory=dict,
         description="Of each workload that is asked from a file: its name, sha256, form, counts of requests and of what was dropped, and rate.",
     )
+    start: dict[str, Any] = Field(
+        default_factory=dict,
+        description="With `sweep.one_start`: the name of the start of the replicas, the experiments that it was to serve in their order, the place "
+        "of this one (from 1), whether the replicas had served another load before (warm), and the start before it with why that ended.",
+    )
     start_s: float = Field(
         ge=0, le=_LATEST_S, description="UTC start of the recording (row 0), seconds since the epoch."
     )

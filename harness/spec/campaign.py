@@ -203,6 +203,9 @@ class CampaignSpec(StrictModel):
             yield "`stress` raises the load itself: remove it, or the `sweep`."
         if self.sweep.per is Per.GPU and self.kubernetes and self.kubernetes.gpus_per_replica > 1:
             yield "`sweep.per` gpu divides a GPU's load among its replicas, and here a replica has several: say `per: replica`."
+        beside = [condition.name for condition in self.conditions if condition.neighbours]
+        if self.one_start and beside:
+            yield f"`sweep.one_start`: {beside[0]} has neighbours, which are started with each load: remove it."
         for workload, replicas in itertools.product(self.workloads, self.replicas):
             yield from (f"`sweep`: {fault}" for fault in self.sweep.faults(workload, replicas, self.gpus))
 
@@ -285,6 +288,11 @@ class CampaignSpec(StrictModel):
     def open_ended(self) -> bool:
         """Whether the plan follows from the results, so that only the most that it may come to is known before."""
         return self.stress is not None or self.until_known is not None
+
+    @property
+    def one_start(self) -> bool:
+        """Whether one start of the replicas serves all loads of a sweep."""
+        return self.sweep is not None and self.sweep.one_start
 
     @property
     def switches_sharing(self) -> bool:

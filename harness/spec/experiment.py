@@ -74,6 +74,11 @@ class CellSpec(NamedTuple):
         ]
         return "_".join(filter(None, names))
 
+    def whatever_load(self, repeat: int) -> str:
+        """The same name of all cells that differ in their load alone."""
+        workload = self.workload.model_copy(update={"name": self.workload.family})
+        return self._replace(workload=workload).experiment_id(repeat)
+
     @property
     def condition_name(self) -> str:
         """Name of the condition; empty where the campaign names none."""
@@ -116,6 +121,14 @@ class ExperimentSpec(StrictModel):
     condition: ConditionSpec | None = Field(None, description="None: the campaign names no conditions.")
     slo: SloSpec | None = Field(None, description="None: the campaign names no objective.")
     load: SweptLoad | None = Field(None, description="None: the campaign sweeps no load.")
+    one_start: bool = Field(
+        False, description="The other loads of its sweep are served by the same start of the replicas."
+    )
+
+    @property
+    def start(self) -> str:
+        """What starts its replicas: the experiment itself, or the repeat of a configuration, whatever its load."""
+        return self.cell.whatever_load(self.repeat) if self.one_start else self.experiment_id
 
     @property
     def cell(self) -> CellSpec:
@@ -139,6 +152,11 @@ class ExperimentSpec(StrictModel):
         server = self.workload.server
         trace_s = TRACE_S if self.workload.trace else 0.0
         return max(self.timing.drain_timeout_s, server.stop_timeout_s + END_OF_REPLICA_S if server else trace_s)
+
+    @property
+    def answers_timeout_s(self) -> float:
+        """Seconds that the answers to all requests that are on their way may take."""
+        return self.workload.server.request_timeout_s if self.workload.server else 0.0
 
     @property
     def condition_name(self) -> str:

@@ -41,6 +41,7 @@ OF_THE_PLACE = {
     "REPLICA": "replica",
     "REPLICA_CPUS": "cpus",
     "REPLICA_DIR": "replica_dir",
+    "REPLICA_LOADS": "loads",
     "REPLICA_SHARING": "sharing",
     "RUN_SECONDS": "run_s",
     "LINGER_SECONDS": "linger_s",
@@ -81,6 +82,16 @@ Numbers = Annotated[
 """As a variable has them: ``0,2,5``."""
 
 
+class NextLoad(StrictModel):
+    """A load that a running replica is to serve next, as ``NEXT_LOAD`` in its folder says it."""
+
+    spec: ReplicaSpec
+    folder: Path = Field(description="Where it writes while it serves it.")
+
+
+NEXT_LOAD = "next.json"
+
+
 class ReplicaPlace(StrictModel):
     """What is known only where one replica runs; each field is a variable of OF_THE_PLACE."""
 
@@ -89,6 +100,7 @@ class ReplicaPlace(StrictModel):
     replica: int = Field(0, ge=0, lt=2**31)
     cpus: Numbers | None = None
     replica_dir: Path | None = None
+    loads: bool = Field(False, description="It serves one load after another, each when it is told of it.")
     sharing: str | None = None
     run_s: NotNegative | None = Field(None)
     linger_s: NotNegative = Field(0.0)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from harness.spec.model import Apart, Load, StrictModel, UpTo4096, checked
+from harness.spec.model import KUBERNETES, Apart, Lacking, Load, StrictModel, UpTo4096, checked
+from harness.spec.scenario import ScenarioKind
 from harness.spec.workload import RATE_IS_OF, WorkloadSpec
 
 
@@ -73,6 +74,16 @@ class SweepSpec(StrictModel):
         description="Whose load that is: each replica's, or each GPU's (gpu), divided evenly among the replicas on it, so that sharing "
         "modes and replica counts are compared at the same load.",
     )
+    one_start: Annotated[
+        bool,
+        Lacking(
+            KUBERNETES, "each load has pods of its own", "Remove it: every load is then measured in a start of its own."
+        ),
+    ] = Field(
+        False,
+        description="Start the replicas once for all loads of a repeat, which they serve one after another, in random order (from "
+        "`seed`); false: once for each.",
+    )
 
     @checked
     def _one_kind(self) -> Iterator[str]:
@@ -96,6 +107,8 @@ class SweepSpec(StrictModel):
             yield f"the workload {workload.name} has no rate to sweep: {RATE_IS_OF}"
         if self.concurrency and not workload.has_concurrency:
             yield f"the workload {workload.name} has no concurrency to sweep: a `server` without `rate` and `trace` has one."
+        if self.one_start and workload.scenario is not None and workload.scenario.kind is not ScenarioKind.HTTP:
+            yield f"`one_start`: the LoadGen that asks {workload.name} serves one load a process: use scenario http, or remove it."
         if self.per is Per.GPU and replicas % min(gpus, replicas):
             yield f"{replicas} replicas do not divide evenly among {gpus} GPUs: say `per: replica`, or change `replicas`."
         odd = [load for load in self.loads() if load.per_replica(replicas, gpus) % 1] if self.concurrency else []

@@ -14,7 +14,7 @@ from typing import Any
 from harness.traffic.arrivals import NS_PER_S
 from harness.traffic.clients import Client
 from harness.traffic.protocols import Question
-from harness.traffic.records import ABANDONED, CANCELLED, NOT_SENT, OK, Exchange
+from harness.traffic.records import ABANDONED, CANCELLED, NOT_SENT, OK, UNANSWERED, Exchange
 
 POLL_S = 0.05
 PAUSE_AFTER_FAILURE_S = 0.1
@@ -48,6 +48,7 @@ class LoadLoop:
         follow_s: how long the answers to what was asked before the stop are waited for.
         goes_on: meanwhile it asks on, so that those answers take as long as any; otherwise it asks nothing more.
         left: status of what has no answer then, and of what should have been asked and found no room.
+        empty_s: how long it then waits, asking nothing more, until whoever is asked has nothing of it to do; ``hurry`` ends that.
         on_depth: told the number of requests in flight.
         alive: raises when there is nobody to ask any more; called several times a second.
     """
@@ -63,6 +64,7 @@ class LoadLoop:
         follow_s: float,
         goes_on: bool = True,
         left: int = ABANDONED,
+        empty_s: float = 0.0,
         on_depth: Callable[[int], None] = lambda _depth: None,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
@@ -71,6 +73,7 @@ class LoadLoop:
         self._most = most
         self._follow_ns, self._goes_on, self._left = round(follow_s * NS_PER_S), goes_on, left
         self._on_depth, self._alive = on_depth, alive
+        self._empty_ns, self._hurried, self._given_up = round(empty_s * NS_PER_S), threading.Event(), 0
         self._under_way: set[Exchange] = set()
         self._next: tuple[int, int] | None = None  # to be sent, or what waits for room
         self._turns: dict[asyncio.Task[None], Exchange] = {}  # of sessions, that are not due yet or wait for room
@@ -83,6 +86,15 @@ class LoadLoop:
     def in_flight(self) -> int:
         """Requests that have no answer yet."""
         return len(self._under_way)
+
+    @property
+    def idle(self) -> bool:
+        """Whether all that it asked was answered when it ended, so that whoever was asked has nothing of it to do."""
+        return not self._given_up
+
+    def hurry(self) -> None:
+        """Wait no longer than for the answers to what was asked before the stop."""
+        self._hurried.set()
 
     def run(self, stopping: threading.Event) -> None:
         """Ask until ``stopping`` or the end of what is due. Raises what ``alive``, ``book`` and the questions raise."""
@@ -106,6 +118,7 @@ class LoadLoop:
                     stopped_ns = time.perf_counter_ns()
                     if not self._goes_on:
                         sender.cancel()
+            await self._wait_until_empty(sender)
         finally:
             self._over = True
             waiting = [sender, *self._turns]
@@ -115,6 +128,22 @@ class LoadLoop:
             await self._client.close()
             self._failure.cancel()
             self._give_up(stopped_ns or time.perf_counter_ns())
+
+    async def _wait_until_empty(self, sender: asyncio.Future[None]) -> None:
+        """Ask nothing more, and wait for whatever is under way."""
+        if not self._empty_ns:
+            return
+        self._over, end_ns = True, time.perf_counter_ns() + self._empty_ns
+        for task in (
+            *(() if self._closed_loop else (sender,)),
+            *self._turns,
+        ):  # that of the closed loop waits for a failure
+            task.cancel()
+        while self._under_way and time.perf_counter_ns() < end_ns and not self._hurried.is_set():
+            await asyncio.wait((self._failure,), timeout=POLL_S)
+            if self._failure.done():
+                self._failure.result()
+            self._alive()
 
     async def _ask_always(self) -> None:
         for _ in range(self._most):
@@ -163,6 +192,9 @@ class LoadLoop:
             self._under_way.discard(exchange)
             self._on_depth(len(self._under_way))
             self._or_fail(self._book, exchange)
+            if self._over and self._empty_ns:
+                self._given_up += exchange.status == UNANSWERED
+                return
             follows = question.goes_on and exchange.status == OK
             if follows:
                 turn = upcoming.pop() if upcoming else next(following)
@@ -234,6 +266,7 @@ class LoadLoop:
         due = itertools.chain([] if self._next is None else [self._next], self._due)
         unsent = (Exchange(due_ns, target=target) for due_ns, target in due)
         late = itertools.takewhile(lambda exchange: exchange.intended_ns <= stopped_ns, unsent)
+        self._given_up += len(self._under_way)
         for exchange in itertools.chain(self._under_way, self._turns.values(), late):
             if exchange.intended_ns <= stopped_ns:
                 exchange.status, exchange.end_ns = self._left, now_ns

@@ -52,6 +52,8 @@ class FakeDeployment:
     celsius: Callable[[], float | None] = lambda: None
     switch: Mapping[str, Any] = field(default_factory=dict)
     strangers: Sequence[Finding] = ()
+    begun: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
     _deaths: list[ReplicaDeath] = field(default_factory=list)
 
     @property
@@ -80,6 +82,17 @@ class FakeDeployment:
     def hottest_celsius(self) -> float | None:
         """What ``celsius`` says."""
         return self.celsius()
+
+    def begin(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> None:
+        """Count it."""
+        if abort.is_set():
+            raise BackendError("deploying was stopped before every replica had served.")
+        assert folder.is_dir(), "the attempt's"
+        self.begun.append(experiment.experiment_id)
+
+    def finish(self, *, timeout_s: float) -> str:  # noqa: ARG002 - the protocol's
+        """What ``unfinished`` says next."""
+        return self.unfinished.pop(0) if self.unfinished else ""
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on the fake sources."""
@@ -203,3 +216,5 @@ class FakeBackend:
             )
         )
         return self.deployments[-1]
+
+    start = deploy

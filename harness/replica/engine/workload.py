@@ -135,6 +135,12 @@ class ServerWorkload:
             raise WorkloadError(f"a request of the warm-up failed: {exchange.said}")
         return 1
 
+    def take_load(self, settings: Settings) -> None:
+        """Ask as these settings say from the next load on; what the loads before asked is not asked again."""
+        spec = settings.spec
+        assert spec is not None and spec.workload.server is not None  # noqa: S101, PT018 - a load of the same server
+        self._settings, self._spec, self._engine = settings, spec, spec.workload.server
+
     def load(self, metrics: RequestMetrics) -> ServerLoad:
         """The frontend that asks it."""
         return ServerLoad(
@@ -148,6 +154,7 @@ class ServerWorkload:
             own_metrics=self._own_metrics(),
             settle_s=self._spec.settle_s,
             record_s=self._spec.record_s,
+            empty_s=self._engine.request_timeout_s if self._settings.loads else 0.0,
         )
 
     def close(self) -> None:
@@ -347,6 +354,7 @@ class ServerLoad(LoadLoop, Frontend):
         own_metrics: AbstractContextManager[None] | None = None,
         settle_s: float = 0.0,
         record_s: float = 0.0,
+        empty_s: float = 0.0,
     ) -> None:
         due = of_server(server, seed, settle_s=settle_s, record_s=record_s)
         super().__init__(
@@ -356,10 +364,12 @@ class ServerLoad(LoadLoop, Frontend):
             due=None if due is None else ((due_ns, 0) for due_ns in due),
             most=server.concurrency or 1 if due is None else server.max_in_flight,
             follow_s=FOLLOW_S,
+            empty_s=empty_s,
             on_depth=ledger.on_depth,
             alive=alive,
         )
         self._ledger, self._own_metrics = ledger, own_metrics or nullcontext()
+        self._says_idle = bool(empty_s)
 
     def run(self, stopping: threading.Event) -> None:
         """Ask until ``stopping``. Raises WorkloadError when the server has ended, OSError when a log cannot be written."""
@@ -375,6 +385,7 @@ class ServerLoad(LoadLoop, Frontend):
             "repeated": self._ledger.repeated,
             **failed,
             **self._ledger.set_aside,
+            **({"idle": self.idle} if self._says_idle else {}),
         }
 
     def close(self) -> None:

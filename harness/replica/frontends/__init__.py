@@ -27,6 +27,9 @@ class Frontend(ABC):
     def run(self, stopping: threading.Event) -> None:
         """Serve, in the main thread, until ``stopping`` is set."""
 
+    def hurry(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Told from any thread that the replica ends, so that nothing but what was asked before is waited for."""
+
     @abstractmethod
     def facts(self) -> Mapping[str, object]:
         """How far it has come, for ``replica.json``; called from any thread."""
@@ -43,11 +46,13 @@ class Frontend(ABC):
             while not over.wait(REPORT_INTERVAL_S):
                 report(**{self.name: self.facts()})
 
-        threading.Thread(target=report_until_over, name="frontend-report", daemon=True).start()
+        reporter = threading.Thread(target=report_until_over, name="frontend-report", daemon=True)
+        reporter.start()
         try:
             self.run(stopping)
         finally:
             over.set()
+            reporter.join()  # it must not write any more where the load's results are taken away
             self.close()
             report(**{self.name: self.facts()})
             if self.service_log:

@@ -34,6 +34,7 @@ SET = {
     "REPLICA": ("2", "replica", 2),
     "REPLICA_CPUS": ("8,0,8", "cpus", (0, 8)),
     "REPLICA_DIR": ("/run/replica", "replica_dir", Path("/run/replica")),
+    "REPLICA_LOADS": ("1", "loads", True),
     "REPLICA_SHARING": ("modes:join", "sharing", "modes:join"),
     "RUN_SECONDS": ("0.5", "run_s", 0.5),
     "LINGER_SECONDS": ("2", "linger_s", 2.0),

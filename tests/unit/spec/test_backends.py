@@ -31,6 +31,10 @@ EXAMPLES = {
         "workload": "-mine, server: {url: 'http://h:1', api_key_env: KEY, secret_env: {KEY: a/b}}"
     },
     "workloads.server.ready.log": {"workload": "-mine, server: {command: [a, '{port}'], ready: {log: up}}"},
+    "sweep.one_start": {
+        "workload": "-mine, server: {url: 'http://h:1'}",
+        "more": "sweep: {concurrency: [1, 2], one_start: true}",
+    },
     "conditions.layer.preload_image": {"more": LAYER},
     "timing.telemetry_interval_s": {"more": "timing: {telemetry_interval_s: 0.1}"},
 }

@@ -10,6 +10,8 @@ from harness.campaign.source import CampaignSource
 from harness.spec import CampaignSpec, ExperimentSpec, Sharing, SweepSpec
 
 CHAT = {"name": "llm", "server": {"command": ["serve", "{port}"], "protocol": "openai-chat"}}
+BESIDE = {"name": "beside", "neighbours": [{"workload": {"name": "whisper"}}]}
+BY_LOADGEN = {"name": "resnet50", "scenario": {"kind": "server", "rate": 1, "latency_limit_ms": 100}}
 AT_A_RATE = {"name": "llm", "server": {**CHAT["server"], "rate": 1}}
 
 
@@ -43,6 +45,13 @@ def test_the_load_of_a_gpu_is_divided_among_the_replicas_on_it():
     assert {cell.load.in_words for cell in spec.cells()} == {"8 resident requests per GPU"}
 
 
+def test_as_many_servers_as_resident_requests_have_one_each():
+    cells = campaign({"concurrency": [4, 8, 16, 32], "per": "gpu"}, replicas=[1, 2, 4]).cells()
+
+    asked = {(cell.load.value, cell.replicas): cell.workload.server.concurrency for cell in cells}
+    assert asked == {(load, count): load // count for load in (4, 8, 16, 32) for count in (1, 2, 4)}
+
+
 def test_a_rate_is_swept_of_servers_and_scenarios():
     scenario = {"name": "resnet50", "scenario": {"kind": "http", "rate": 1}}
     rates = [2.5, 10]
@@ -69,6 +78,8 @@ def test_a_rate_is_swept_of_servers_and_scenarios():
         ({"concurrency": [1]}, {"workloads": [AT_A_RATE]}, "the workload llm has no concurrency"),
         ({"concurrency": [1]}, {"workloads": [{"name": "resnet50"}]}, "the workload resnet50 has no concurrency"),
         ({"concurrency": [1]}, {"stress": {"load": "replicas"}}, "`stress` raises the load itself"),
+        ({"concurrency": [1], "one_start": True}, {"conditions": [BESIDE]}, "beside has neighbours, which are started with each load"),
+        ({"rate": [1], "one_start": True}, {"workloads": [BY_LOADGEN]}, "the LoadGen that asks resnet50 serves one load a process"),
     ],
 )  # fmt: skip
 def test_what_no_replica_could_be_asked_is_refused(sweep, changes, why):
