@@ -181,7 +181,7 @@ class HttpClient(ServerClient):
     async def _connection(self) -> HttpConnection:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.stale:
+            if connection.usable:
                 return connection
             connection.close()
         return await HttpConnection.open(*self._address, self._tls)

@@ -61,6 +61,15 @@ class StampedSocket(socket.socket):
         self._note(said)
         return size
 
+    def hung_up(self) -> bool:
+        """Whether the other end has closed it, and nothing is left to read."""
+        try:
+            return not super().recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def _note(self, said: list[tuple[int, int, bytes]]) -> None:
         arrived_ns = read_ns = time.perf_counter_ns()  # the kernel says nothing until it has begun to look at the clock
         for _, kind, stamp in said:
@@ -125,6 +134,11 @@ class HttpConnection(asyncio.Protocol):
         finally:
             self._whole = None
             self.stale |= not self._parser.keeps_open or not self._parser.complete or self._unsent
+
+    @property
+    def usable(self) -> bool:
+        """Something can be asked over it: neither has it been said that it ends, nor has it just ended, as llama.cpp's do after a stream."""
+        return not self.stale and not self._socket.hung_up()
 
     @property
     def arrived_ns(self) -> int:

@@ -23,6 +23,7 @@ class Answered:
     seen: str
     sends: str
     happened: dict[str, Any]
+    run: str = ""
     protocol: str = "openai-chat"
     kind: str = ""
     stream: bool = True
