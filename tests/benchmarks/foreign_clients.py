@@ -253,7 +253,9 @@ GUIDELLM = {
 
 def read_guidellm(folder):
     (benchmark,) = json.loads((folder / "out.json").read_text())["benchmarks"]
-    said = {name: figure["successful"] for name, figure in benchmark["metrics"].items() if figure and "successful" in figure}
+    said = {
+        name: figure["successful"] for name, figure in benchmark["metrics"].items() if figure and "successful" in figure
+    }
     answered = said["request_latency"]["count"]
     latency_ms = [1e3 * request["request_latency"] for request in benchmark["requests"]["successful"]]
     return Seen(
