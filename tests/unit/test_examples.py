@@ -155,8 +155,8 @@ def assert_told(estimate, scale, text):
 
 
 def measured_by(archive):
-    """Mean, lower and upper limit of every measure of a set, by workload, replicas, sharing mode, limits and measure."""
-    (path,) = ROOT.glob(f"examples/h200-cluster/{archive}.tar.xz")
+    """Mean, lower and upper limit of every measure of the latest such set, by workload, replicas, sharing mode, limits and measure."""
+    *_, path = sorted(ROOT.glob(f"examples/h200-cluster/{archive}.tar.xz"))
     keys = ["workload", "replicas", "sharing", "mps_limits", "measure"]
     return harness.load(path).summary().set_index(keys)[["mean", "ci95_low", "ci95_high"]].T.to_dict("list")
 
@@ -186,7 +186,7 @@ def test_the_page_of_pods_says_what_every_mode_measured():
         workload = name.lower() or workload
         cell, means = (workload, int(replicas), mode.lower()), []
         for kind, text in (("", sides[0]), ("local-", sides[2])):
-            measured = measured_by(f"h200-cluster-{workload}-{kind}20261128T191*")
+            measured = measured_by(f"h200-cluster-{workload}-{kind}2026*")
             limits = "12 %" if kind and mode == "MPS" else ""
             figures = [measured.get((*cell, limits, measure), [0])[0] for measure in (*POD_MEASURES, "fairness")]
             means.append(figures)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 KINDS = {
     "campaign file": r"harness/campaign/(shipped|init_templates)/[^/]+\.yaml",
-    "campaign file of an example": r"examples/(.+/)?(activity|activity-resnet50|busy|campaign|cpus|distilbert|engine|fair|hostile|interference|neighbour|offline|packed|pass|resnet50|server|shares|sharing|sm-shares|spread|stress|stress-alone|training|whisper)(-local)?\.yaml",
+    "campaign file of an example": r"examples/(.+/)?(activity|activity-resnet50|busy|campaign|cpus|distilbert|engine|fair|graphs|hostile|interference|neighbour|offline|packed|pass|resnet50|served|server|shares|sharing|sm-shares|spread|stress|stress-alone|training|whisper)(-local)?(-thirds)?\.yaml",
     "objects of an example": r"examples/cluster/access\.yaml",
     "playbook": r"(site|playbooks/[^/]+|tests/node/.+)\.ya?ml",
     "role": r"roles/[^/]+/(tasks|handlers|defaults|vars|meta)/[^/]+\.ya?ml",
