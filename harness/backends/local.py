@@ -402,7 +402,8 @@ def replica_environment(slot: ReplicaSlot, timing: Timing) -> dict[str, str]:
     # The server has the harness's own environment, and none of the replica's settings.
     restore = {name: os.environ.get(name) for name in (*place, VARIABLE, *OF_ITS_START)}
     logger = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LOG]
-    return {**place, **ReplicaSpec.timed(slot.workload, timing, restore=restore, logger=logger).environment()}
+    spec = ReplicaSpec.timed(slot.workload, timing, restore=restore, logger=logger, replicas=slot.replicas)
+    return {**place, **spec.environment()}
 
 
 def _not_ready(waiting: Sequence[LocalReplica], timeout_s: float) -> str:

@@ -44,7 +44,7 @@ WORKLOAD_COMMAND = (sys.executable, "-m", "harness.replica")
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSlot:
-    """Which replica of an experiment it is; ``folder``: of its workload's replicas, ``cpus``: of its own, none: it may run on any."""
+    """Which of ``replicas`` of an experiment it is; ``folder``: of its workload's, ``cpus``: of its own, none: it may run on any."""
 
     workload: WorkloadSpec
     index: int
@@ -52,6 +52,7 @@ class ReplicaSlot:
     neighbour: str = ""
     layer: LayerSpec | None = None
     cpus: tuple[int, ...] = ()
+    replicas: int = 1
 
     @property
     def name(self) -> str:
@@ -62,11 +63,13 @@ class ReplicaSlot:
 def replica_slots(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlot]:
     """Every replica of an experiment: the measured ones first, then its neighbours in the order of the file."""
     layer = experiment.condition.layer if experiment.condition else None
-    slots = [ReplicaSlot(experiment.workload, index, folder, layer=layer) for index in range(experiment.replicas)]
+    count = experiment.replicas
+    slots = [ReplicaSlot(experiment.workload, index, folder, layer=layer, replicas=count) for index in range(count)]
     for neighbour in experiment.neighbours:
         name = neighbour.workload.name
         place = layout.neighbour_folder(folder, name)
-        slots += [ReplicaSlot(neighbour.workload, index, place, name) for index in range(neighbour.replicas)]
+        count = neighbour.replicas
+        slots += [ReplicaSlot(neighbour.workload, index, place, name, replicas=count) for index in range(count)]
     return slots
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from harness.spec.condition import ConditionSpec, Replicas
-from harness.spec.experiment import CellSpec, Limits
+from harness.spec.experiment import CellSpec, ExcludeSpec, Limits
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import KUBERNETES, LOCAL, Apart, Lacking, OneOrSeveral, StrictModel, checked
 from harness.spec.scenario import ScenarioKind
@@ -74,6 +74,11 @@ class CampaignSpec(StrictModel):
         min_length=1, description="What the replicas run."
     )
     replicas: Annotated[list[Replicas], Apart] = Field(min_length=1, description="Counts to compare, e.g. [1, 3, 8].")
+    exclude: list[ExcludeSpec] = Field(
+        [],
+        description="Cells of the matrix that are not run, each by what it says of them, e.g. [{sharing: mps, replicas: 1}, "
+        "{share: 2/N, replicas: 2}].",
+    )
     slo: SloSpec | None = Field(
         None,
         description="Objective, decided from each experiment: ttft, ttfo, itl and tpot of streams, latency of any workload, each at p50, "
@@ -208,6 +213,17 @@ class CampaignSpec(StrictModel):
             yield f"`sweep.one_start`: {beside[0]} has neighbours, which are started with each load: remove it."
         for workload, replicas in itertools.product(self.workloads, self.replicas):
             yield from (f"`sweep`: {fault}" for fault in self.sweep.faults(workload, replicas, self.gpus))
+
+    @checked
+    def _left_out_can_be(self) -> Iterator[str]:
+        if not self.exclude:
+            return
+        every_cell = self.model_copy(update={"exclude": []}).cells()
+        for number, left_out in enumerate(self.exclude, 1):
+            if not any(left_out.matches(cell) for cell in every_cell):
+                yield f"entry {number} of `exclude` matches no cell of the matrix: correct it, or leave it out."
+        if not self.cells():
+            yield "`exclude` leaves no cell of the matrix."
 
     @checked
     def _sharing_can_be(self) -> Iterator[str]:
@@ -345,6 +361,8 @@ class CampaignSpec(StrictModel):
         return [cells for cells in fitting if cells]
 
     def _fits(self, cell: CellSpec) -> bool:
+        if any(left_out.matches(cell) for left_out in self.exclude):
+            return False
         if cell.sharing is Sharing.EXCLUSIVE:
             return cell.processes <= self.gpus
         # Which mode is best at sharing is not asked of a replica that shares with nobody, where `exclusive` measures it.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
 from pydantic import Field
 
 from harness.spec.condition import ConditionSpec, NeighbourSpec
-from harness.spec.model import Count, Positive, StrictModel
-from harness.spec.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
+from harness.spec.model import Count, Positive, StrictModel, checked
+from harness.spec.sharing import MpsLimits, Share, Sharing, TimeSlice, mode_in_words
 from harness.spec.slo import SloSpec
 from harness.spec.sweep import SweptLoad
 from harness.spec.timing import Timing
@@ -103,6 +104,27 @@ class CellSpec(NamedTuple):
     def processes(self) -> int:
         """Replicas that share the machine, the neighbours' among them."""
         return self.replicas + (self.condition.neighbour_replicas if self.condition else 0)
+
+
+class ExcludeSpec(StrictModel):
+    """Cells that are not run: those of which everything holds that is said here."""
+
+    sharing: Sharing | None = Field(None, description="Their sharing mode; null: any.")
+    replicas: Count | None = Field(None, description="Their number of replicas; null: any.")
+    share: Share | None = Field(
+        None, description="Their share of the multiprocessors under mps; null: any mode and share."
+    )
+
+    @checked
+    def _says_something(self) -> Iterator[str]:
+        if not self.differs("sharing", "replicas", "share"):
+            yield "say at least one of `sharing`, `replicas` and `share`."
+
+    def matches(self, cell: CellSpec) -> bool:
+        """Whether a cell is one of them."""
+        share = cell.mps.share if cell.mps else None
+        pairs = ((self.sharing, cell.sharing), (self.replicas, cell.replicas), (self.share, share))
+        return all(said in (None, its_own) for said, its_own in pairs)
 
 
 class ExperimentSpec(StrictModel):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from harness.spec.model import NotNegative, Positive, StrictModel, first_in_words, in_words
+from harness.spec.model import Count, NotNegative, Positive, StrictModel, first_in_words, in_words
 from harness.spec.workload import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class ReplicaSpec(StrictModel):
     restore: dict[str, str | None] = Field(
         {}, description="Variables of the replica alone, with the server's; None: nothing."
     )
+    replicas: Count | None = Field(None, description="Of the experiment, this one among them; None: it is no matter.")
     logger: list[str] = Field([], description="Command that passes the server's output on, up to a limit; []: none.")
 
     @classmethod

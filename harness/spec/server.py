@@ -30,7 +30,7 @@ from harness.spec.model import (
 from harness.spec.pods import ImageReference, Resources, Subdomain, lower_limits
 from harness.spec.server_requests import OwnMetricsSpec, RequestsSpec, SuccessSpec, TensorSpec, TraceSpec
 
-PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
+PORT_PLACEHOLDER, OF_A_START = "{port}", ("{replica}", "{replicas}")
 METRICS_PORT, POD_PORT = 8000, 8080
 """Of a replica's pod: where the client beside a server serves /metrics, and where the server listens unless it is said."""
 OIP_READY = "/v2/health/ready"
@@ -154,7 +154,8 @@ class ServerSpec(StrictModel):
         ),
     ] = Field(
         [],
-        description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. With `image` it "
+        description="Program and arguments; {port}, {replica} (from 0) and {replicas} (how many) are filled in. It must stay in the "
+        "foreground. With `image` it "
         "replaces the image's entrypoint, and [] keeps that. [] with `url`.",
     )
     image: Annotated[
@@ -197,7 +198,9 @@ class ServerSpec(StrictModel):
         description="Instead of `command`: addresses of servers that run already, one for each replica, e.g. http://localhost:8000; "
         "they are asked, and neither started nor ended. [] with `command`.",
     )
-    env: dict[str, str] = Field({}, description="Variables of its environment; {port} and {replica} are filled in.")
+    env: dict[str, str] = Field(
+        {}, description="Variables of its environment; {port}, {replica} and {replicas} are filled in."
+    )
     port: Port | None = Field(
         None,
         description="Port of replica 0, the others follow; null means any free one. With `image`: its port in every pod; null means 8080.",
@@ -368,8 +371,9 @@ class ServerSpec(StrictModel):
         if self.image is None:
             return
         yield from lower_limits(self.reserve, self.limit)
-        if any(REPLICA_PLACEHOLDER in text for text in self._texts):
-            yield f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out."
+        unknown = next((word for word in OF_A_START if any(word in text for text in self._texts)), None)
+        if unknown is not None:
+            yield f"{unknown} is not known in a container: leave it out."
         if self.port == METRICS_PORT:
             yield f"port {METRICS_PORT} of a pod has the /metrics of the replica: choose another `port`."
         if self.api_key_env is not None and self.api_key_env not in self.secret_env:

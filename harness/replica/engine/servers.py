@@ -95,7 +95,7 @@ class ServerProcess(RunningServer):
         self.log = folder / LOG_NAME if folder else None
         if engine.port is not None and takes_connections(self.port):
             raise CannotBeMetError(f"port {self.port} is in use by another program; choose another `port`, or none.")
-        words = {"port": self.port, "replica": replica}
+        words = {"port": self.port, "replica": replica, "replicas": spec.replicas or 1}
         command = [_filled(word, words) for word in engine.command]
         self._logger: subprocess.Popen[bytes] | None = None
         self._line = ""

@@ -24,7 +24,7 @@ def start(tmp_path):
     started = []
 
     def run(source, *arguments, replica=0, **fields):
-        own = {name: fields.pop(name) for name in ("restore", "logger") if name in fields}
+        own = {name: fields.pop(name) for name in ("restore", "logger", "replicas") if name in fields}
         command = [sys.executable, "-c", source, *arguments]
         engine = {"command": command, "env": {"OWN_PORT": "{port}"}, "stop_timeout_s": 60.0} | fields
         spec = ReplicaSpec(workload=WorkloadSpec(name="x", server=engine), **own)
@@ -132,9 +132,10 @@ def test_its_environment_is_the_harness_own_with_its_port_and_without_the_replic
     server = start(
         source,
         ready={"log": "None"},
-        env={"MINE": "{port}/{replica}"},
+        env={"MINE": "{port}/{replica}/{replicas}"},
         restore={"PORT": "80", "WORKLOAD": None},
         replica=2,
+        replicas=4,
     )
     server.wait_until_up()
-    assert server.last_lines() == f"80 None 1 {server.port}/2"
+    assert server.last_lines() == f"80 None 1 {server.port}/2/4"

@@ -131,6 +131,7 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         (IMAGE | {"image": "x/Y:1"}, {}, "'x/Y:1' is no image reference"),
         (IMAGE | {"args": []}, {}, "nothing tells the server its port"),
         (IMAGE | {"args": ["{port}", "{replica}"]}, {}, "{replica} is not known in a container"),
+        (IMAGE | {"args": ["{port}", "{replicas}"]}, {}, "{replicas} is not known in a container"),
         (IMAGE | {"port": 8000}, {}, "port 8000 of a pod has the /metrics of the replica"),
         (IMAGE | {"env": {"HF_TOKEN": "s3cr3t"}}, {}, "HF_TOKEN holds a key"),
         (IMAGE | {"api_key_env": "KEY"}, {}, "`api_key_env` names what no pod has"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.spec import MpsLimits, MpsSpec
+from harness.spec import CampaignSpec, MpsLimits, MpsSpec
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,29 @@ def test_limits_that_an_earlier_version_wrote_are_read(earlier, share):
 
     assert MpsLimits.model_validate(written) == MpsLimits(share=share, pinned_memory_gb=2)
     assert MpsSpec.model_validate(written).limits() == [MpsLimits(share=share, pinned_memory_gb=2)]
+
+
+def test_what_is_excluded_is_no_cell_of_the_matrix():
+    excluded = [
+        {"sharing": "time-slicing", "replicas": 1},
+        {"sharing": "mps", "replicas": 1},
+        {"share": "2/N", "replicas": 2},
+    ]
+    spec = CampaignSpec.model_validate(
+        {
+            "name": "x",
+            "workloads": [{"name": "resnet50"}],
+            "sharing": ["exclusive", "time-slicing", "mps"],
+            "mps": {"share": ["all", "2/N"]},
+            "replicas": [1, 2, 4],
+            "exclude": excluded,
+        }
+    )
+    assert [(cell.mode, cell.replicas) for cell in spec.cells()] == [
+        ("exclusive", 1),
+        ("time-slicing", 2),
+        ("time-slicing", 4),
+        ("mps", 2),
+        ("mps", 4),
+        ("mps (2/N)", 4),
+    ]
