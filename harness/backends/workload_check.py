@@ -5,6 +5,7 @@ Looked at without starting or asking anything.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import socket
@@ -28,6 +29,7 @@ MOST_SAID = 500
 READER = (sys.executable, "-m", "harness.traffic.questions")
 _PORTS = {"http": 80, "https": 443}
 _CHECK = "layer"
+_OF_A_LOAD = ("concurrency", "rate", "ramp_to", "arrivals", "burstiness")
 _OWN = VARIABLES | {"PYTHONPATH", CAMPAIGN_VARIABLE}
 """Variables that the harness gives a replica, or that mean nothing beside those."""
 _ELF = b"\x7fELF"
@@ -83,7 +85,16 @@ def _why_not_read(server: ServerSpec) -> str:
 
 def _why_not_asked(server: ServerSpec) -> str:
     """What the replica's own reader, which stands apart, says of the tokenizer; empty where it takes it."""
-    spec = ReplicaSpec(workload=WorkloadSpec(name="requests", server=server))
+    whatever_load = server.model_copy(update=dict.fromkeys(_OF_A_LOAD))
+    place = Path(server.requests.tokenizer or "")
+    file = place / "tokenizer.json" if place.is_dir() else place
+    return _said_by_reader(whatever_load.model_dump_json(), file.stat().st_mtime_ns if file.exists() else 0)
+
+
+@functools.cache
+def _said_by_reader(server: str, _changed_ns: int) -> str:
+    """Once for all loads of a sweep: a vocabulary of 150,000 takes seconds."""
+    spec = ReplicaSpec(workload=WorkloadSpec(name="requests", server=ServerSpec.model_validate_json(server)))
     environment = {**os.environ, "PYTHONPATH": import_paths(), **spec.environment()}
     done = subprocess.run(READER, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""

@@ -1,5 +1,6 @@
 """What is said of a server before anything starts, and what its replica is told."""
 
+import os
 import socket
 import sys
 
@@ -70,6 +71,20 @@ def test_a_tokenizer_that_is_none_is_said_before_anything_starts(tmp_path, monke
     (finding,) = check_server("llm", spec)
     assert finding.message == "the workload llm needs tokenizers, which is not installed."
     assert finding.advice == "Install it: pip install 'gpu-sharing-harness[tokenizer]'"
+
+
+def test_a_tokenizer_is_read_once_for_all_loads_of_a_sweep_and_again_when_it_changed(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    monkeypatch.setattr(workload_check, "READER", [sys.executable, "-c", f"open({str(log)!r}, 'a').write('x')"])
+    file = tmp_path / "tokenizer.json"
+    local_tokenizers.letters().save(str(file))
+    served = {"protocol": "openai-chat", "requests": {"tokenizer": str(tmp_path)}}
+    loads = [{"concurrency": 1}, {"concurrency": 2}, {"rate": 4, "arrivals": "constant"}]
+    assert [check_server("llm", workload(**served, **load).server) for load in loads] == [[], [], []]
+    assert log.read_text() == "x"
+    os.utime(file, (1, 1))
+    assert check_server("llm", workload(**served).server) == []
+    assert log.read_text() == "xx"
 
 
 def test_one_that_runs_already_must_be_reached():
