@@ -402,6 +402,7 @@ def machine() -> dict[str, Any]:
         "memory_bytes": memory_bytes(read("/proc/meminfo") or ""),
         "cgroup": cgroup_version(),
         "psi": psi_readable(),
+        "rapl": (SYS / "class/powercap/intel-rapl:0").exists(),
         "swaps": swaps(read("/proc/swaps") or ""),
         "time_s": time.time(),
         "gpu": gpu(),

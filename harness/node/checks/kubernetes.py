@@ -152,6 +152,21 @@ def shutdown_is_graceful(node: Node) -> Observation:
     return Observation(0 < _seconds(period) <= _seconds(delay), wanted, seen)
 
 
+@check(
+    "housekeeping/inhibitor",
+    "`systemctl restart kubelet`: it asks logind for the lock when it starts, and goes on without one where that fails.",
+    unit="kubelet.service",
+)
+def shutdown_is_held(node: Node) -> Observation:
+    """The kubelet that runs really holds the lock by which a shutdown waits for it; its settings alone do not say so."""
+    process = node.output("systemctl", "show", "--property=MainPID", "--value", "kubelet.service").strip()
+    program = node.machine.command("readlink", f"/proc/{process}/exe").stdout.strip()
+    needs(program == "/usr/bin/kubelet", "the kubelet is run by another program, which may hold the lock for it")
+    locks = [line.split() for line in node.output("systemd-inhibit", "--list", "--no-legend").splitlines()]
+    held = [words for words in locks if words[:1] == ["kubelet"] and "shutdown" in words]
+    return Observation(bool(held), "a lock on shutdown, held by kubelet", listed(words[0] for words in locks if words))
+
+
 @check("kubeconfig/users", f"{_CONTROL_PLANE_AGAIN}: it gives each user their own copy.", kinds=HERE)
 def users_own_their_kubeconfig(node: Node) -> Observation:
     """Each user's kubeconfig has mode 0600 and is the user's own: one of root's is "permission denied"."""

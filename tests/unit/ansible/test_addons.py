@@ -29,3 +29,25 @@ def test_a_runtime_class_of_another_handler_fails(tmp_path):
     kubectl = KUBECTL.replace("|| echo nvidia", "|| echo other")
     ran = recorded_role.run(tmp_path, "addons", {"one": {}}, {"one": {}}, {"kubectl": kubectl}, kepler_power="absent")
     assert ran.failed["one"] is not None
+
+
+def test_kepler_runs_where_a_machine_has_rapl_and_on_no_node_that_is_known_to_have_none(tmp_path):
+    nodes = {"one": {"rapl": False}, "two": {"rapl": True}, "three": {"rapl": False}, "four": {"rapl": False}}
+    workers = {"two": {}, "three": {}, "four": {"worker_node_name": "gpu-4"}}
+    groups = {"control_plane": {"hosts": {"one": {}}}, "workers": {"hosts": workers}}
+    ran = recorded_role.run(
+        tmp_path, "addons", nodes, {"all": {"children": groups}}, {"kubectl": KUBECTL}, addons_names=["kepler"]
+    )
+    assert set(ran.failed.values()) == {None}
+    (text,) = [given["manifest"] for name, given in ran.done["one"] if name == "kube_objects"]
+    (pods,) = [one["spec"]["template"]["spec"] for one in yaml.safe_load_all(text) if one["kind"] == "DaemonSet"]
+    terms = pods["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    keys = {"key": "metadata.name", "operator": "NotIn"}
+    assert terms == [{"matchFields": [{**keys, "values": [name]} for name in ("controlplane", "three", "gpu-4")]}]
+
+
+def test_without_any_rapl_there_is_no_kepler(tmp_path):
+    ran = recorded_role.run(
+        tmp_path, "addons", {"one": {"rapl": False}}, {"one": {}}, {"kubectl": KUBECTL}, addons_names=["kepler"]
+    )
+    assert (ran.failed, [name for name, _ in ran.done["one"]]) == ({"one": None}, ["node_probe"])

@@ -281,6 +281,10 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         command("systemd-analyze cat-config systemd/logind.conf", "#InhibitDelayMaxSec=5\n"),
         {"housekeeping/shutdown"},
     ),
+    "the kubelet has no lock on a shutdown": (
+        command("systemd-inhibit --list --no-legend", "NetworkManager 0 root 700 NetworkManager sleep x delay\n"),
+        {"housekeeping/inhibitor"},
+    ),
     "the kubeconfig belongs to root": (state("/home/ada/.kube/config", owner="root"), {"kubeconfig/users"}),
     "the kubeconfig is open": (state("/home/ada/.kube/config", mode=0o644), {"kubeconfig/users"}),
     "no kubeconfig": (remove("/home/ada/.kube/config"), {"kubeconfig/users"}),

@@ -28,6 +28,11 @@ GPU_ON_BUS = "pci:v000010DEd000025B6sv000010DEsd000014A9bc03sc02i00\n"
 SWITCH_ON_BUS = "pci:v000010DEd00001AF4sv000010DEsd0bc06sc80i00\n"
 IMAGE = "localhost/gpu-sharing-harness/workload"
 
+INHIBITORS = (
+    "NetworkManager 0 root 700 NetworkManager sleep NetworkManager needs to turn off networks delay\n"
+    "kubelet 0 root 812 kubelet shutdown Kubelet needs time to handle node shutdown delay\n"
+)
+
 VARIABLES: dict[str, Any] = {
     "swap_failsafe_unit": "node-swapoff.service",
     "kernel_sysctls_unit": "node-sysctl.service",
@@ -165,6 +170,9 @@ def machine() -> FakeMachine:
             "systemctl cat node-sysctl.service": "[Service]\nExecStart=/usr/lib/systemd/systemd-sysctl /etc/k.conf\n",
             "systemd-analyze cat-config systemd/logind.conf": "[Login]\nInhibitDelayMaxSec=30\n# zz\nInhibitDelayMaxSec=1min\n",
             "systemd-analyze cat-config systemd/journald.conf": "[Journal]\n#SystemMaxUse=\nSystemMaxUse=1G\n",
+            "systemctl show --property=MainPID --value kubelet.service": "812\n",
+            "readlink /proc/812/exe": "/usr/bin/kubelet\n",
+            "systemd-inhibit --list --no-legend": INHIBITORS,
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
             "kubeadm certs check-expiration": certificates(),
