@@ -15,6 +15,7 @@ from harness.spec import CampaignSpec
 from harness.traffic.records import nearest_rank
 from tests.unit.results.streams import write_streams
 
+LIMIT_MS = 120
 PERCENTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
@@ -31,6 +32,7 @@ def analysis(tmp_path_factory):
             "workloads": [{"name": "llm", "server": {"command": ["serve", "{port}"], "protocol": "openai-chat"}}],
             "replicas": [2],
             "repeats": 2,
+            "slo": {"ttft_p90_ms": LIMIT_MS, "error_rate": 0.01},
             "timing": {"step_s": 1, "record_s": 10, "stabilise_s": 1, "cooldown_s": 0},
         }
     )
@@ -51,6 +53,28 @@ def of_the_table(folder, what, quantile):
         "itl": between["gap_ns"][window.holds(between["start_ns"] + between["gap_ns"])],
     }[what]
     return np.sort(values)[nearest_rank(len(values), quantile) - 1] / NS_PER_S
+
+
+def rates_of_the_table(folder):
+    """By hand: what the answers within the recording come to, and a second of it."""
+    table, window = read(folder), read_experiment(folder).window
+    rows = table.rows[window.holds(table.rows["end_ns"])]
+    good = rows["first_token_ns"] - rows["intended_ns"] <= LIMIT_MS * 1e6
+    return {
+        "requests": len(rows),
+        "latency_mean": np.mean(rows["end_ns"] - rows["intended_ns"]) / NS_PER_S,
+        "output_tokens_per_s": rows["output_tokens"].sum() / window.duration_s,
+        "goodput": good.sum() / window.duration_s,
+    }
+
+
+@pytest.mark.parametrize("name", ["requests", "latency_mean", "output_tokens_per_s", "goodput"])
+def test_the_summary_has_the_rates_of_the_request_table(analysis, name):
+    lines = {line["measure"]: line for line in csv.DictReader(io.StringIO(summary.table(analysis).csv()))}
+    exact = [rates_of_the_table(run.data.folder)[name] for run in analysis.experiments]
+    assert all(exact)
+    assert [run.figures[name] for run in analysis.experiments] == pytest.approx(exact, rel=1e-12)
+    assert float(lines[name]["mean"]) == pytest.approx(np.mean(exact), rel=1e-12)
 
 
 @pytest.mark.parametrize("what", ["ttft", "ttfo", "itl", "tpot", "latency"])
