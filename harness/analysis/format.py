@@ -16,11 +16,13 @@ _SCALES = {
     "J": ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")),
 }
 TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
+MINUS = "\N{MINUS SIGN}"
 _DIGITS = 3
+_WHOLE_PERCENT = 10
+"""Differences below so many percent have a decimal."""
 _EXACT, _WIDE = 1e-9, 0.5
 _PLUS_MINUS = "±"
 _UNDECIDED = 10.0
-_WHOLE_PERCENT = 0.0995
 
 
 def number(value: float) -> str:
@@ -99,24 +101,45 @@ def ratio_interval(estimate: Estimate) -> str:
 
 
 def percent_more(ratio: Estimate) -> str:
-    """A ratio as what it is more or less than 1: ``+137% (117 to 158%)``, ``-23% (-26 to -20%)``."""
-    whole = f"{100 * (ratio.mean - 1):+.{_places(ratio.mean - 1)}f}%"
-    if ratio.low is None or ratio.high is None:
-        return whole
-    places = max(_places(ratio.low - 1), _places(ratio.high - 1))
-    low, high = (f"{100 * (end - 1):.{places}f}" for end in (ratio.low, ratio.high))
-    return f"{whole} ({low} to {high}%)"
-
-
-def _places(share: float) -> int:
-    """Decimals of a share in percent: what is below 10 % has one."""
-    return 0 if abs(share) >= _WHOLE_PERCENT else 1
+    """A ratio as a difference: ``+137% (117 to 158%)``."""
+    mean, interval = percent(ratio)
+    return f"{mean} ({interval})" if interval else mean
 
 
 def times(estimate: Estimate, what: str = "") -> str:
     """In a sentence: ``2.30 times (1.97 to 2.68)``; ``what`` stands before the interval."""
     interval = ratio_interval(estimate)
     return f"{number(estimate.mean)} times" + (f" ({what}{interval})" if interval else "")
+
+
+def percent(ratio: Estimate) -> tuple[str, str]:
+    """A ratio as a difference, and its interval (empty without one): ``+137%``, ``117 to 158%``; ``-24%``, ``6 to 39%``.
+
+    An interval that holds 0 has the signs, of the others they are the difference's own.
+    """
+    change, low, high = (None if end is None else 100 * (end - 1) for end in (ratio.mean, ratio.low, ratio.high))
+    places = 0 if low is None or high is None or (abs(change or 0) >= _WHOLE_PERCENT and high - low >= 1) else 1
+    mean = f"{change:+,.{places}f}%".replace("-", MINUS)
+    if low is None or high is None:
+        return mean, ""
+    if low <= 0 <= high:
+        return mean, f"{low:+,.{places}f} to {high:+,.{places}f}%".replace("-", MINUS)
+    low, high = sorted((abs(low), abs(high)))
+    return mean, f"{low:,.{places}f} to {high:,.{places}f}%"
+
+
+def span(ratios: Sequence[Estimate], *, signs: bool = True) -> str:
+    """The differences of several in one direction: ``+137 to +261%``, without ``signs`` ``23 to 46%``; of one its own."""
+    changes = sorted((100 * (ratio.mean - 1) for ratio in ratios), key=abs)
+    sign = "" if not signs else "+" if changes[0] > 0 else MINUS
+    ends = dict.fromkeys(f"{abs(change):,.{0 if abs(change) >= _WHOLE_PERCENT else 1}f}" for change in changes)
+    first, *_, last = [*ends, *ends]
+    return f"{sign}{first} to {sign}{last}%" if first != last else f"{sign}{first}%"
+
+
+def mode_name(label: str) -> str:
+    """The label of a mode in a sentence: ``MPS``, ``MPS (25 %)``."""
+    return re.sub(r"\b(mps|mig|dra)\b", lambda match: match[0].upper(), label)
 
 
 def replicas_in_words(count: int) -> str:

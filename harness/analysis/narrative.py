@@ -188,6 +188,17 @@ def concerns(analysis: CampaignAnalysis) -> list[str]:
     return [weakness.words for weakness in _weaknesses(analysis) if weakness.words]
 
 
+def concerns_of_all(analyses: Sequence[CampaignAnalysis]) -> list[str]:
+    """The same of several campaigns, each with its name."""
+    if len(analyses) == 1:
+        return concerns(analyses[0])
+    return [
+        f"{analysis.spec.name if analysis.spec else analysis.name}: {'; '.join(weak)}"
+        for analysis in analyses
+        if (weak := concerns(analysis))
+    ]
+
+
 def caveats(analysis: CampaignAnalysis) -> list[str]:
     """What a careful reader must know before using a number, the gravest first."""
     return [sentence for weakness in _weaknesses(analysis) for sentence in weakness.sentences]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,28 +21,27 @@ from harness.analysis.comparability import gpu_names, part_of_gpu, places, place
 from harness.analysis.contrasts.comparison import Comparison, settings_of
 from harness.analysis.format import (
     markdown,
+    mode_name,
     number,
     quantity,
     with_interval,
 )
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, OF_REPLICAS
-from harness.analysis.narrative import absent_of, answers, caveats, concerns, headline, limits, remarks
-from harness.analysis.pages.curves import Curve, CurveRow, by_workload, overview, scaling, stress_curve, timeline
+from harness.analysis.narrative import absent_of, answers, caveats, concerns, concerns_of_all, headline, limits, remarks
+from harness.analysis.pages.curves import overview, scaling, stress_curve, timeline
 from harness.analysis.pages.plot import Picture, png
 from harness.analysis.pages.svg import chart, document
 from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables, table_of_tests
 from harness.analysis.questions import max_replicas, recommendation
-from harness.analysis.questions.condition_overhead import Interference, interference
-from harness.analysis.questions.isolation import isolated, overheads
+from harness.analysis.questions.condition_overhead import Interference, interference, neighbour_plot
+from harness.analysis.questions.first_screen import FirstScreen
 from harness.analysis.questions.matched_load import load_sweeps
-from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
+from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer, labels
+from harness.analysis.questions.recommendation import goals_table
 from harness.analysis.questions.sharing_cost import (
     BUSY_PERCENT,
     cost_answer,
-    cost_of,
     fairness_answer,
-    kwh_of,
-    per_million,
     price_answer,
     prices,
     switching_answer,
@@ -233,6 +233,8 @@ def _environment(folder: Path) -> jinja2.Environment:
         "quantity": quantity,
         "interval": with_interval,
         "clipped": clipped,
+        "mode_name": mode_name,
+        "percents": lambda text: re.sub(r"(?<=\d) %", "%", text),
         "settings": _settings,
         "places": lambda experiment: places_in_words(experiment.data.manifest),
         "absent": absent_of,
@@ -301,13 +303,9 @@ def answer_all(comparison: Comparison, query: ComparisonQuery) -> list[QuestionA
 
 
 def write_comparison(
-    path: Path,
-    comparison: Comparison,
-    answered: list[QuestionAnswer],
-    command: str,
-    query: ComparisonQuery,
+    path: Path, decision: FirstScreen, answered: Sequence[QuestionAnswer], command: str, query: ComparisonQuery
 ) -> Path:
-    """Write the comparison on one page: the decision, the curves, then the questions behind it; one that is there is replaced.
+    """Write the comparison on one page: the decision, then the questions behind it; one that is there is replaced.
 
     ``command`` makes the page again. Raises UsageError where the folder does not exist or the name does not end in .html, StorageError.
     """
@@ -316,26 +314,32 @@ def write_comparison(
             f"{path} cannot be the page: it takes a name ending in .html in a folder that exists.",
             advice="E.g. --html comparison.html",
         )
-    manifests, against_first = comparison.manifests(), overheads(comparison)
+    comparison, against_first = decision.comparison, decision.interference
+    manifests = comparison.manifests()
     modes = [mode for sharing, mode in MODES.items() if sharing in {run.experiment.sharing for run in manifests}]
-    meanings = "; ".join(f"{mode.sharing.value}: {mode.meaning}" for mode in modes)
     repeats = [len(cell.used) for arm in comparison.arms for cell in arm.cells.values()]
     content = {
         "comparison": comparison,
+        "decision": decision,
+        "goals": goals_table(decision.choices) if decision.choices else None,
         "tests": table_of_tests(comparison),
         "answers": answered,
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
         "settings_of": settings_of(manifests),
-        "meanings": meanings[:1].upper() + meanings[1:],
-        "cautions": [mode.caution for mode in modes],
+        "meanings": ". ".join(
+            f"{mode_name(mode.sharing.value)[:1].upper()}{mode_name(mode.sharing.value)[1:]}: {mode.meaning}"
+            for mode in modes
+            if mode.needs_gpu or manifests[0].gpus
+        ),
         "runs": len(manifests),
         "fewest": min(repeats),
         "most": max(repeats),
         "command": command,
         "version": harness.__version__,
-        "isolation": isolated(comparison, against_first),
-        "curves": _curves(comparison, query),
+        "isolation": decision.isolation,
+        "neighbour_plot": neighbour_plot(against_first, labels(comparison)) if against_first else None,
+        "caveats": concerns_of_all([*comparison.analyses, *([comparison.beside] if comparison.beside else [])]),
         "prices": prices(query),
         "busy_percent": BUSY_PERCENT,
         "bounded": [mode for mode in MODES.values() if mode.most_processes],
@@ -343,30 +347,3 @@ def write_comparison(
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
     return path
-
-
-def _curves(comparison: Comparison, query: ComparisonQuery) -> list[Picture]:
-    """Speed first, then fairness and price; a column for each workload."""
-    limit_s = query.latency_limit_s
-    limit = "" if limit_s is None else " with the limit (dotted)"
-    speed = by_workload(
-        comparison,
-        "speed",
-        f"Throughput of all replicas together with the fitted laws (dashed), and p99 latency{limit}",
-        [
-            CurveRow(Curve("throughput"), "requests/s", laws=max_replicas.laws(comparison)),
-            CurveRow(Curve("latency_p99_exact", scale=1e3), "p99, ms", logarithmic=True, line=limit_s),
-        ],
-    )
-    last = CurveRow(Curve("energy", pick=lambda cell: per_million(cell, kwh_of)), "kWh")
-    if query.priced:
-        price = Curve("cost", pick=lambda cell: per_million(cell, cost_of(query)))
-        last = CurveRow(price, f"cost, {query.currency}".rstrip(", "))
-    share = by_workload(
-        comparison,
-        "share",
-        "Throughput of the slowest replica over that of the fastest (1 is fair), and "
-        f"{'cost' if query.priced else 'energy'} of a million inferences",
-        [CurveRow(Curve("fairness"), "slowest / fastest", line=1.0), last],
-    )
-    return [picture for picture in (speed, share) if picture]

@@ -57,7 +57,7 @@ def decisions_of(folder: CampaignFolder, analysis: CampaignAnalysis | None = Non
 def show(decisions: list[Decision]) -> None:
     """Print them, each with what sharing gains, and with what weakens it."""
     for decision in decisions:
-        output.sentences(filter(None, [decision.sentence, decision.sharing_gain, *decision.weak]))
+        output.sentences(filter(None, [decision.sentence, decision.unclear, decision.sharing_gain, *decision.weak]))
         output.result()
 
 

@@ -209,9 +209,8 @@ def compare(
     import sys
 
     from harness.analysis.contrasts.comparison import gathered
-    from harness.analysis.questions.isolation import isolated, overheads
+    from harness.analysis.questions.first_screen import first_screen
     from harness.analysis.questions.question import comparison_query
-    from harness.analysis.questions.recommendation import choices
     from harness.analysis.report import answer_all, write_comparison
     from harness.campaign.thresholds import judge_analyses, thresholds
 
@@ -220,13 +219,10 @@ def compare(
     with gathered(campaigns, by, unlike=unlike) as comparison:
         judged = judge_analyses(limits, comparison.analyses)
         answered = answer_all(comparison, query)
-        page = (
-            write_comparison(html, comparison, answered, shlex.join(["harness", *sys.argv[1:]]), query)
-            if html
-            else None
-        )
-        against_first = overheads(comparison)
-        isolation = isolated(comparison, against_first)
+        first = first_screen(comparison, query)
+        isolation, against_first = first.isolation, first.interference
+        command = shlex.join(["harness", *sys.argv[1:]])
+        page = write_comparison(html, first, answered, command, query) if html else None
         conditions = against_first.sentences() if against_first else []
         document = {
             "by": comparison.by.value,
@@ -234,8 +230,9 @@ def compare(
             "lines": [_line(tested) for tested in comparison.tests],
             "lonely": [{"place": key, "label": label} for key, label in comparison.lonely],
             "unlike": comparison.unlike,
+            **first.document(),
             "decision": answered[0].records,
-            "choices": [choice.document() for choice in choices(comparison, query)],
+            "choices": [choice.document() for choice in first.choices],
             "questions": [
                 {"question": answer.question, "answer": answer.sentences, "missing": answer.missing}
                 for answer in answered

@@ -42,7 +42,7 @@ class NeighbourSpec(StrictModel):
 
     @property
     def in_words(self) -> str:
-        """What it does, e.g. ``l2-hog fills the cache that all share``, or ``2 replicas of whisper beside``."""
+        """What it does, e.g. ``l2-hog fills the shared cache``, or ``2 replicas of whisper beside``."""
         wear = HOSTILE_WORKLOADS.get(self.workload.target)
         if wear:
             return f"{self.name}{f', {self.replicas} times,' if self.replicas > 1 else ''} {wear}"
@@ -112,9 +112,17 @@ class ConditionSpec(StrictModel):
 
     @property
     def in_words(self) -> str:
-        """What is unlike running alone, e.g. ``l2-hog fills the cache that all share``; empty where nothing is."""
+        """What is unlike running alone, e.g. ``l2-hog fills the shared cache``; empty where nothing is."""
         parts = [neighbour.in_words for neighbour in self.neighbours] + ([self.layer.in_words] if self.layer else [])
         return ", ".join(parts)
+
+    @property
+    def deed(self) -> str:
+        """What its hostile neighbours do, e.g. ``fill the shared cache``; empty where none is hostile."""
+        targets = (neighbour.workload.target for neighbour in self.neighbours)
+        deeds = [HOSTILE_WORKLOADS[target].partition(" ") for target in targets if target in HOSTILE_WORKLOADS]
+        plain = (verb.removesuffix("es" if verb.endswith("shes") else "s") for verb, *_ in deeds)
+        return " and ".join(f"{verb}{space}{what}" for verb, (_, space, what) in zip(plain, deeds, strict=True))
 
     @property
     def neighbour_replicas(self) -> int:

@@ -28,12 +28,12 @@ BUILTIN_WORKLOADS = (
 )
 CRASH, MEMORY_HOG = "crash", "memory-hog"
 HOSTILE_WORKLOADS = {
-    "dram-hog": "uses up the memory's bandwidth",
-    "l2-hog": "fills the cache that all share",
+    "dram-hog": "fills the memory bandwidth",
+    "l2-hog": "fills the shared cache",
     "pcie-hog": "fills the link between host and GPU",
     "launch-storm": "launches tiny kernels without pause",
     MEMORY_HOG: "takes all free memory",
-    CRASH: "crashes on the GPU",
+    CRASH: "crashes",
 }
 """What wears out a machine for whoever else is on it, and is no model: name to what it does to who shares the GPU with it."""
 _LAYERS = ("model_size", "channels_last")

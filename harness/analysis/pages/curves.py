@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun
 from harness.analysis.contrasts.comparison import CellKey, Comparison
+from harness.analysis.format import mode_name
 from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, PlotSeries, ReferenceLine, interval_series
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate
@@ -29,6 +31,8 @@ _CURVE_POINTS = 100
 _BROKEN = 1
 _SECONDS, _EVERY = "seconds since the recording began", "each replica"
 _MANY_ROWS = 200
+_SLOT, _GAP = 5.6, 0.7
+"""Height of a dot's line in points, and the room between two rows in lines."""
 _QUANTILES = (("latency_p50", "p50", 2), ("latency_p95", "p95", 3), ("latency_p99", "p99", 5))
 _PRESSURES = (("cpu_psi", "CPU", 1), ("memory_psi", "memory", 6), ("io_psi", "IO", 7))
 _DEVICE_COLOURS = (1, 6, 7, 0, 2, 3, 5)
@@ -247,21 +251,22 @@ def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Cu
     drawn = [[_compared(comparison, workload, row) for workload in workloads] for row in rows]
     # Without a GPU there is no energy, and the answers say why.
     panels = [panel for row in drawn if not all(panel.absent for panel in row) for panel in row] or drawn[0]
-    size = (min(360.0, max(240.0, 720.0 / len(workloads))), 185.0)
+    size = (min(360.0, max(240.0, 720.0 / len(workloads))), 150.0)
     return Picture(f"comparison-{name}", title, panels, len(workloads), size)
 
 
 def _compared(comparison: Comparison, workload: str, row: CurveRow) -> Panel:
     arms = {
-        arm.label: [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)] for arm in comparison.arms
+        mode_name(arm.label): [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)]
+        for arm in comparison.arms
     }
     rules = [] if row.line is None else [ReferenceLine(row.line * row.curve.scale, colour=INK)]
     title = f"{workload}: {row.label}"
     panel = _group_panel(title, arms, [row.curve], rules=rules, logarithmic=row.logarithmic)
     laws = [
         _law(fit, max(cell.replicas for cell in cells), label, colour, row.curve.scale)
-        for colour, (label, cells) in enumerate(arms.items())
-        if cells and (fit := row.laws.get((workload, label)))
+        for colour, ((label, cells), arm) in enumerate(zip(arms.items(), comparison.arms, strict=True))
+        if cells and (fit := row.laws.get((workload, arm.label)))
     ]
     return replace(panel, series=[*panel.series, *laws])
 
@@ -273,20 +278,62 @@ def _law(fit: Fit, most: int, name: str, colour: int, scale: float) -> PlotSerie
     return PlotSeries(x=n.tolist(), y=y, name=name, colour=colour, dashes="--", thin=True, silent=True)
 
 
-def bars(name: str, title: str, label: str, estimates: Sequence[tuple[str, Estimate]]) -> Picture | None:
-    """Values by their labels beside each other with their intervals; None without any."""
-    if not estimates:
-        return None
-    series = PlotSeries(
-        x=[estimate.mean for _, estimate in estimates],
-        y=[float(place) for place in range(len(estimates))],
-        low=[estimate.mean if estimate.low is None else estimate.low for _, estimate in estimates],
-        high=[estimate.mean if estimate.high is None else estimate.high for _, estimate in estimates],
-        colour=4,
-        labels=[bar for bar, _ in estimates],
-    )
-    panel = Panel(title=label, series=[series], rules=[ReferenceLine(0, vertical=True, dashes="-")])
-    return Picture(f"comparison-{name}", title, [panel], 1, (420, 32.0 * len(estimates) + 45))
+class Row(NamedTuple):
+    """One row of dots: its name, and each series' estimate with its single runs, by the name of the series."""
+
+    name: str
+    dots: Mapping[str, tuple[Estimate, Sequence[float]]]
+
+
+def dots(
+    name: str,
+    title: str,
+    panels: Sequence[tuple[str, Sequence[Row]]],
+    *,
+    order: Sequence[str] = (),
+    columns: int = 1,
+    rules: Sequence[float] = (),
+) -> Picture:
+    """Estimates as dots with lying intervals, a panel each, in which the series of a row lie below each other.
+
+    ``order``: names of series, which have one colour in every picture of a page.
+    """
+    names = list(dict.fromkeys([*order, *(series for _, rows in panels for row in rows for series in row.dots)]))
+    drawn = [_dot_panel(title, rows, names, rules) for title, rows in panels]
+    columns = min(columns, len(panels))
+    height = 37 + _SLOT * max(panel.depth for panel in drawn)
+    return Picture(name, title, drawn, columns, (240.0 if columns > 1 else 480.0, height))
+
+
+def _dot_panel(title: str, rows: Sequence[Row], names: Sequence[str], rules: Sequence[float]) -> Panel:
+    depth, middles = 0.0, {}
+    places: dict[str, list[tuple[str, float, Estimate, Sequence[float]]]] = {}
+    for row in rows:
+        middles[row.name] = depth + (len(row.dots) + _GAP) / 2
+        for number, (name, (estimate, runs)) in enumerate(row.dots.items()):
+            places.setdefault(name, []).append((row.name, depth + number + (1 + _GAP) / 2, estimate, runs))
+        depth += len(row.dots) + _GAP
+    series: list[PlotSeries] = []
+    for name, dots in places.items():
+        colour = names.index(name)
+        single = [(run, y, row) for row, y, _, runs in dots for run in runs]
+        if single:
+            x, heights, of = zip(*single, strict=True)
+            series.append(PlotSeries(x=x, y=heights, name=name, colour=colour, runs=True, labels=of))
+        estimates = [estimate for *_, estimate, _ in dots]
+        marks = PlotSeries(
+            x=[estimate.mean for estimate in estimates],
+            y=[y for _, y, *_ in dots],
+            name=name,
+            low=[estimate.mean if estimate.low is None else estimate.low for estimate in estimates],
+            high=[estimate.mean if estimate.high is None else estimate.high for estimate in estimates],
+            colour=colour,
+            markers=True,
+            labels=[row for row, *_ in dots],
+        )
+        series.append(marks)
+    lines = [ReferenceLine(at, vertical=True, dashes="-") for at in rules]
+    return Panel(title=title, rows=middles, depth=depth, series=series, rules=lines)
 
 
 def timeline(experiment: MeasuredRun) -> Picture:

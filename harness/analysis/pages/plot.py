@@ -6,8 +6,8 @@ import io
 import logging
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +63,7 @@ class PlotSeries:
         dashes: of the line, as matplotlib has them; empty: the points are not joined.
         runs: the points are single runs, small dots.
         silent: its values are not shown to who points at them.
-        starts, labels: of bars, where each begins and what it is called.
+        starts, labels: of bars, where each begins and what it is called; of points in rows (see ``Panel.rows``) the row of each.
     """
 
     x: Sequence[float]
@@ -103,6 +103,8 @@ class Panel:
 
     Attributes:
         title: what is shown, with its unit; ``note`` stands beside it in small letters.
+        rows: in which points lie, with intervals along x: where the middle of each is, from the top; empty: y is a number.
+        depth: of all rows together.
         x_ticks: where the x axis has its ticks; empty: where they fit.
         x_range: ends of the x axis; None: around the ticks or the points.
         doubling: the x axis is logarithmic with ticks at powers of two; ``logarithmic``: the y axis is.
@@ -113,6 +115,8 @@ class Panel:
     title: str
     note: str = ""
     x_label: str = ""
+    rows: Mapping[str, float] = field(default_factory=dict)
+    depth: float = 0.0
     series: Sequence[PlotSeries] = ()
     rules: Sequence[ReferenceLine] = ()
     x_ticks: Sequence[float] = ()
@@ -125,6 +129,15 @@ class Panel:
     @property
     def in_words(self) -> str:
         """Its title, and the values of its bars and of the lines that have markers."""
+        if self.rows:
+            marked = [series for series in self.series if series.markers]
+            values = [
+                (label, series.name, x) for series in marked for label, x in zip(series.labels, series.x, strict=True)
+            ]
+            rows = [
+                (row, [f"{name} {x:.4g}".strip() for label, name, x in values if label == row]) for row in self.rows
+            ]
+            return "; ".join([self.title, *(f"{row}: {', '.join(texts)}" for row, texts in rows)])
         lines = [
             f"{series.name}: " + ", ".join(f"{y:.4g} at {x:g}" for x, y in zip(series.x, series.y, strict=True))
             for series in self.series
@@ -135,8 +148,8 @@ class Panel:
 
     @property
     def bars(self) -> Sequence[str]:
-        """Labels of its lying bars, from the top; empty where it has points."""
-        return self.series[0].labels if self.series else ()
+        """Labels of its rows or lying bars, from the top; empty where y is a number."""
+        return [*self.rows] or (self.series[0].labels if self.series else ())
 
     def x_axis(self) -> tuple[float, float]:
         """Ends of the x axis."""
@@ -149,6 +162,8 @@ class Panel:
         values = _finite([*self.x_ticks, *rules, *reach])
         low, high = (min(values), max(values)) if values else (0.0, 1.0)
         if self.bars:
+            points = _finite([*rules, *(x for series in self.series for x in series.x)])
+            low, high = max(low, min(0.0, _FAR * min(points))), min(high, max(0.0, _FAR * max(points)))
             span = max(high, 0.0) - min(low, 0.0) or 1.0
             return min(low * 1.05, 0.0), max(high, 0.0) + 0.05 * span
         if self.doubling:
@@ -157,6 +172,8 @@ class Panel:
 
     def y_axis(self) -> tuple[float, float]:
         """Ends of the y axis: from 0, or around all values; an interval far above them is cut."""
+        if self.rows:
+            return 0.0, self.depth
         if self.bars:
             return -0.6, len(self.bars) - 0.4
         if self.top is not None:
@@ -294,6 +311,19 @@ def png(picture: Picture) -> bytes:
     return stream.getvalue()
 
 
+def _draw_in_rows(axes: Axes, series: PlotSeries, colour: str, ends: tuple[float, float]) -> None:
+    marker, size = (".", 3.0) if series.runs else (_PNG_MARKERS[series.colour % len(_PNG_MARKERS)], 5.0)
+    axes.plot(series.x, series.y, marker, color=colour, markersize=size, label=None if series.runs else series.name)
+    if series.low:
+        axes.hlines(
+            series.y,
+            [max(low, ends[0]) for low in series.low],
+            [min(high, ends[1]) for high in series.high],
+            color=colour,
+            linewidth=1,
+        )
+
+
 def _colour(index: int) -> str:
     return {FAINT: "#9aa0a6", INK: "#333333"}.get(index, PALETTE[index % len(PALETTE)])
 
@@ -314,6 +344,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
     low, high = panel.y_axis()
     for series in panel.series:
         colour = _colour(series.colour)
+        if panel.rows:
+            _draw_in_rows(axes, series, colour, panel.x_axis())
+            continue
         if series.labels:
             starts = list(series.begins)
             widths = [end - start for start, end in zip(starts, series.x, strict=True)]
@@ -348,7 +381,9 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
     axes.yaxis.set_minor_locator(NullLocator())
     if panel.bars:
-        axes.set_yticks(range(len(panel.bars)), [textwrap.fill(label, 34) for label in panel.bars])
+        axes.set_yticks(
+            [*panel.rows.values()] or range(len(panel.bars)), [textwrap.fill(label, 34) for label in panel.bars]
+        )
         return
     axes.yaxis.set_major_locator(FixedLocator(list(panel.y_marks())))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))

@@ -209,7 +209,7 @@ def _axes(box: _Box) -> Iterator[str]:
             last = x + half
             yield _text("tk mi", x, box.bottom + 11, [label])
     if panel.bars:
-        for place, label in enumerate(panel.bars):
+        for place, label in zip(panel.rows.values() or range(len(panel.bars)), panel.bars, strict=True):
             yield _text("tk en", box.left - _TICK_GAP, box.y(place) + 3, _folded(label), 9)
     else:
         yield f'<path class="gr" d="{"".join(f"M{box.left:.1f} {box.y(tick):.1f}H{box.right:.1f}" for tick in panel.y_marks())}"/>'
@@ -227,6 +227,9 @@ def _axes(box: _Box) -> Iterator[str]:
 
 
 def _series(series: PlotSeries, box: _Box) -> Iterator[str]:
+    if box.panel.rows:
+        yield from _in_rows(series, box)
+        return
     if series.labels:
         yield from _bars(series, box)
         return
@@ -270,6 +273,26 @@ def _intervals(series: PlotSeries, box: _Box) -> Iterator[str]:
     yield f'<path class="ln th" d="{"".join(path)}"/>'
 
 
+def _in_rows(series: PlotSeries, box: _Box) -> Iterator[str]:
+    left, right = box.panel.x_axis()
+    path = []
+    for low, high, y in zip(series.low, series.high, series.y, strict=False):
+        if high > low:
+            path.append(f"M{box.x(max(low, left)):.1f} {box.y(y):.1f}H{box.x(min(high, right)):.1f}")
+            path += [f"M{box.x(end):.1f} {box.y(y) - 2.5:.1f}v5" for end in (low, high) if left <= end <= right]
+            if high > right:  # It goes on.
+                yield f'<path class="mk" d="M{box.right:.1f} {box.y(y) - 3:.1f}v6l4-3z"/>'
+            if low < left:
+                yield f'<path class="mk" d="M{box.left:.1f} {box.y(y) - 3:.1f}v6l-4-3z"/>'
+    if path:
+        yield f'<path class="ln" d="{"".join(path)}"/>'
+    for x, y in zip(series.x, series.y, strict=True):
+        if series.runs:
+            yield f'<circle class="rn" cx="{box.x(x):.1f}" cy="{box.y(y):.1f}" r="1.6"/>'
+        else:
+            yield _marker(series.colour, box.x(x), box.y(y))
+
+
 def _bars(series: PlotSeries, box: _Box) -> Iterator[str]:
     half = 0.3 * abs(box.y(1) - box.y(0))
     for start, end, place in zip(series.begins, series.x, series.y, strict=True):
@@ -302,7 +325,7 @@ def _keys(picture: Picture, classes: dict[str, str]) -> list[LegendEntry]:
 
 
 def _swatch(drawn: PlotSeries | ReferenceLine) -> str:
-    if isinstance(drawn, PlotSeries) and drawn.labels:
+    if isinstance(drawn, PlotSeries) and drawn.labels and not drawn.markers:
         inner = '<rect class="br" width="24" height="10"/>'
     else:
         inner = f'<path class="{_line_class(drawn)}" d="M0 5H24"/>'

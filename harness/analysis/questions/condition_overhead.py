@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +17,10 @@ import pandas as pd
 from harness.analysis.campaign import CampaignAnalysis, Cell, ConfigurationKey, MeasuredRun, measure, shared
 from harness.analysis.contrasts.comparison import CellKey
 from harness.analysis.contrasts.contrast import Contrast, Contrasts
-from harness.analysis.format import number, ratio_interval, replicas_in_words, whole_interval
+from harness.analysis.format import mode_name, number, ratio_interval, replicas_in_words, whole_interval
 from harness.analysis.metrics.catalogue import METRICS
+from harness.analysis.pages.curves import Row, dots
+from harness.analysis.pages.plot import Picture
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, Outcome, keeps, student, t_interval
 from harness.errors import ReasonCode
@@ -143,6 +145,30 @@ class Interference:
             f"{'; '.join(f'under {kept.mode} {kept.in_words(_UNDER_WORST)}' for kept in self.kept(service))}."
             for service in self.services()
         ]
+
+
+def neighbour_plot(interference: Interference, order: Sequence[str]) -> Picture | None:
+    """What each mode leaves of the throughput beside every neighbour, of the first service; None where nothing was measured."""
+    service, *_ = [*interference.services(), None]
+    rows: dict[str, dict[str, tuple[Estimate, Sequence[float]]]] = {}
+    for key, by_measure in interference.overheads.items():
+        loss = by_measure["throughput"]
+        if (key.workload, key.replicas) == service and isinstance(loss, Overhead):
+            kept = loss.contrast.ratio.scaled(100)
+            rows.setdefault(key.condition, {})[mode_name(key.mode)] = (
+                kept,
+                [100 * share for share in loss.kept.values()],
+            )
+    if service is None or not rows:
+        return None
+    panel = "% of its throughput alone", [Row(condition, of_mode) for condition, of_mode in rows.items()]
+    return dots(
+        "comparison-neighbours",
+        f"{service.workload}: throughput beside each neighbour",
+        [panel],
+        order=order,
+        rules=[100],
+    )
 
 
 def interference(analysis: CampaignAnalysis) -> Interference | None:

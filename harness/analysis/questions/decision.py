@@ -5,20 +5,27 @@ One record for the terminal, the page and the JSON, and the one function that sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import By, CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast
-from harness.analysis.format import percent_more, replicas_in_words
+from harness.analysis.format import MINUS, mode_name, percent, percent_more, replicas_in_words, span
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.statistics import Outcome
 from harness.sharing.modes import mode_of
 
-DECIDES = {"throughput": "throughput", "latency_p99_exact": "p99 latency", "energy": "energy per request"}
+DECIDES = {"throughput": "throughput", "energy": "energy per request", "latency_p99_exact": "p99 latency"}
 """Metrics by which modes are chosen, and their names in sentences."""
+_NOUNS = {
+    "throughput": ("+", MINUS, "throughput"),
+    "latency_p99_exact": ("higher", "lower", "p99"),
+    "energy": ("more", "less", "energy"),
+}
+"""What is more and less of a metric, in a sentence about several."""
+_BY_MODE = frozenset({By.SHARING, By.SHARE, By.TIME_SLICE})
 AS_GOOD_WITHIN = 0.05
 """Half of the interval of a ratio within which neither mode is the better one in any way that matters."""
 
@@ -32,14 +39,6 @@ class Certainty(StrEnum):
     """Another is as good, within 5%."""
     INCONCLUSIVE = "inconclusive"
     NOT_MEASURED = "not measured"
-
-
-_ACRONYM = 3
-_NOT_WON = {
-    Certainty.EQUAL: "Practically equal:",
-    Certainty.INCONCLUSIVE: "Inconclusive:",
-    Certainty.NOT_MEASURED: "Not measured:",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Decision:
     """What to use for one workload with so many replicas, under one condition.
 
     ``modes``: what there was to choose from; ``alone``: throughput of the best of them against one replica with the GPU to itself;
-    ``weak``: sentences about what weakens it.
+    ``weak``: sentences about what weakens it. ``effects``: by metric, the best mode against time-slicing, or else the runner-up.
     """
 
     workload: str
@@ -91,6 +90,7 @@ class Decision:
     by_metric: tuple[BestMode, ...]
     alone: Contrast | None = None
     weak: tuple[str, ...] = ()
+    effects: Mapping[str, Contrast] = field(default_factory=dict)
 
     @property
     def decided(self) -> bool:
@@ -98,21 +98,20 @@ class Decision:
         return all(best.certainty in {Certainty.BEST, Certainty.EQUAL} for best in self.by_metric)
 
     @property
+    def winner(self) -> BestMode | None:
+        """By the first metric for which one mode is significantly the best; None where none is."""
+        return next((best for best in self.by_metric if best.certainty is Certainty.BEST), None)
+
+    @property
     def sentence(self) -> str:
-        """The decision in words; the only function that says it."""
-        won: dict[str, list[BestMode]] = {}
-        for best in self.by_metric:
-            if best.best is not None and best.certainty is Certainty.BEST:
-                won.setdefault(best.best.mode, []).append(best)
-        said = [_use(mode, wins, only=len(won) == 1) for mode, wins in won.items()]
-        risky = [mode for mode in won if mode_of(_plain(mode)).caution]
-        safe = [mode for mode in self.modes if not mode_of(_plain(mode)).caution]
-        if risky and len(won) == 1 and safe:
-            said.append(f"Use {_name(safe[0])} if a neighbour may crash or fill the memory bandwidth.")
-        for certainty, words in _NOT_WON.items():
-            if others := [best for best in self.by_metric if best.certainty is certainty]:
-                said.append(f"{words} {', '.join(_so_far(best) for best in others)}.")
-        return " ".join(said)
+        """The decision in words."""
+        return in_one_sentence([self])
+
+    @property
+    def unclear(self) -> str:
+        """By what the modes cannot be told apart, with what was seen; empty where they can by every metric."""
+        others = [best for best in self.by_metric if best.certainty is not Certainty.BEST]
+        return f"{'; '.join(map(_so_far, others))}." if others and self.winner else ""
 
     @property
     def sharing_gain(self) -> str:
@@ -121,7 +120,7 @@ class Decision:
             return ""
         mode, ratio = self.alone.candidate.mode, percent_more(self.alone.ratio)
         doubt = "" if self.alone.significant else ", which is not significant"
-        return f"Against one replica alone, {replicas_in_words(self.replicas)} under {_name(mode)} serve {ratio} requests/s{doubt}."
+        return f"Against one replica alone, {replicas_in_words(self.replicas)} under {mode_name(mode)} serve {ratio} requests/s{doubt}."
 
     def document(self) -> dict[str, object]:
         """For a program."""
@@ -132,15 +131,74 @@ class Decision:
             "modes": list(self.modes),
             "decided": self.decided,
             "sentence": self.sentence,
+            "unclear": self.unclear,
             "sharing_gain": self.sharing_gain,
             "by_metric": [best.document() for best in self.by_metric],
             "weak": list(self.weak),
         }
 
 
+def in_one_sentence(decisions: Sequence[Decision], neighbours: Sequence[str] | None = None) -> str:
+    """What to use for all of them, the only function that says it; workloads with the same answer are named together.
+
+    ``neighbours``: sentences of when another mode is better beside neighbours; None: that was not measured.
+    """
+    groups: dict[tuple[object, ...], list[Decision]] = {}
+    for decision in decisions:
+        winner = decision.winner
+        found = (winner.metric, winner.best.mode) if winner and winner.best else ()
+        groups.setdefault(found, []).append(decision)
+    several = len(groups) > 1
+    said = [f"{_of(group) if several else ''}{_recommended(group)}." for group in groups.values()]
+    return " ".join([*said, *(_beside(decisions) if neighbours is None else neighbours)])
+
+
+def _of(group: Sequence[Decision]) -> str:
+    return f"{', '.join(dict.fromkeys(decision.workload for decision in group))}: "
+
+
+def _recommended(group: Sequence[Decision]) -> str:
+    """Which mode, and what it gains or loses by what differs significantly everywhere."""
+    winner, first = group[0].winner, group[0].by_metric[0]
+    if winner is None or winner.best is None:
+        known = [best for decision in group for best in decision.by_metric[:1]]
+        return f"No clear winner: {'; '.join(map(_so_far, known))}"
+    changes = [
+        phrase for metric in DECIDES if (phrase := _change([decision.effects.get(metric) for decision in group]))
+    ]
+    but = "" if first is winner else f"; {first.title}: no clear winner"
+    return f"Use {mode_name(winner.best.mode)}{_if_shared(winner.best.mode)}: {', '.join(changes)}{but}"
+
+
+def _if_shared(mode: str) -> str:
+    return " if all replicas are yours" if mode_of(_plain(mode)).caution else ""
+
+
+def _change(contrasts: Sequence[Contrast | None]) -> str:
+    """One metric of several workloads: ``+137% throughput (117 to 158%)``, ``22 to 46% less energy``; empty unless all agree."""
+    known = [contrast for contrast in contrasts if contrast and contrast.significant]
+    if not known or len(known) < len(contrasts) or len({contrast.outcome for contrast in known}) > 1:
+        return ""
+    ratios = [contrast.ratio for contrast in known]
+    more, less, noun = _NOUNS[known[0].metric]
+    if more == "+":
+        interval = percent(ratios[0])[1] if len(ratios) == 1 else ""
+        return f"{span(ratios)} {noun}{f' ({interval})' if interval else ''}"
+    return f"{span(ratios, signs=False)} {less if known[0].outcome is Outcome.LOWER else more} {noun}"
+
+
+def _beside(decisions: Sequence[Decision]) -> list[str]:
+    """What is known of the modes without a measurement."""
+    won = {winner.best.mode for decision in decisions if (winner := decision.winner) and winner.best}
+    safe = [mode for decision in decisions for mode in decision.modes if not mode_of(_plain(mode)).caution]
+    if not safe or not won or any(not mode_of(_plain(mode)).caution for mode in won):
+        return []
+    return [f"Use {mode_name(safe[0])} if a neighbour may crash or fill the memory bandwidth."]
+
+
 def decisions(comparison: Comparison) -> list[Decision]:
     """For each workload of each campaign and condition, with the most replicas that several modes have; none where one mode was measured."""
-    return list(_decisions(comparison)) if comparison.by is By.SHARING else []
+    return list(_decisions(comparison)) if comparison.by in _BY_MODE else []
 
 
 def _decisions(comparison: Comparison) -> Iterator[Decision]:
@@ -166,6 +224,7 @@ def _decision(comparison: Comparison, cells: Sequence[Cell], alone: Cell | None)
     if alone is not None and best is not None and alone is not best and alone not in cells:
         gain = comparison.contrasts.of(alone, best, "throughput")
     most = cells[-1]
+    effects = _effects(comparison, cells, by_metric)
     return Decision(
         most.workload,
         most.condition,
@@ -174,7 +233,20 @@ def _decision(comparison: Comparison, cells: Sequence[Cell], alone: Cell | None)
         by_metric,
         gain,
         tuple(_weak(cells)),
+        effects,
     )
+
+
+def _effects(comparison: Comparison, cells: Sequence[Cell], by_metric: Sequence[BestMode]) -> dict[str, Contrast]:
+    """The winner against time-slicing, which is what a GPU does by itself, or else against the runner-up."""
+    known = [best for best in by_metric if best.gain]
+    chosen = next((best for best in known if best.certainty is Certainty.BEST), known[0] if known else None)
+    if chosen is None or chosen.best is None or chosen.gain is None:
+        return {}
+    usual = (cell for cell in cells if mode_of(cell.sharing).takes_turns and cell is not chosen.best)
+    baseline = next(usual, chosen.gain.baseline)
+    contrasts = {best.metric: comparison.contrasts.of(baseline, chosen.best, best.metric) for best in by_metric}
+    return {metric: contrast for metric, contrast in contrasts.items() if contrast}
 
 
 def _is_chosen_by(metric: str, cells: Sequence[Cell]) -> bool:
@@ -217,22 +289,9 @@ def _plain(mode: str) -> str:
     return mode.partition(" (")[0]
 
 
-def _name(mode: str) -> str:
-    """As people write it: acronyms in capitals."""
-    plain = _plain(mode)
-    return mode.replace(plain, plain.upper(), 1) if len(plain) <= _ACRONYM else mode
-
-
-def _use(mode: str, wins: Sequence[BestMode], *, only: bool) -> str:
-    condition = " if all replicas are yours" if mode_of(_plain(mode)).caution else ""
-    rivals = {gain.baseline.mode: None for win in wins if (gain := win.gain)}
-    numbers = [f"{percent_more(gain.ratio)} {win.title}" for win in wins if (gain := win.gain)]
-    for_what = "" if only else f" for {' and '.join(win.title for win in wins)}"
-    return f"Use {_name(mode)}{for_what}{condition}: {', '.join(numbers)} against {' and '.join(map(_name, rivals))}."
-
-
 def _so_far(best: BestMode) -> str:
-    gain = best.gain
+    gain, word = best.gain, best.certainty.value
     if gain is None:
-        return best.title
-    return f"{best.title} ({_name(gain.candidate.mode)} {percent_more(gain.ratio)} against {_name(gain.baseline.mode)})"
+        return f"{best.title} {word}"
+    seen, rival = mode_name(gain.candidate.mode), mode_name(gain.baseline.mode)
+    return f"{best.title} {word} ({seen} vs {rival}: {percent_more(gain.ratio)})"

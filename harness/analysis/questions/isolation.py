@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 from harness.analysis.campaign import CampaignAnalysis, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.contrasts.comparison import CellKey, Comparison, settings_of
-from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
+from harness.analysis.format import TIMES, mode_name, number, ratio_interval, replicas_in_words
 from harness.analysis.questions.condition_overhead import Interference, Kept, Overhead, interference
 from harness.analysis.questions.recommendation import certainty, costs
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, Outcome, corrected, unpaired
@@ -34,6 +34,7 @@ class IsolationChoice:
     gain: Estimate | None
     p: float | None
     costs: str = ""
+    every: Sequence[Kept] = ()
 
     @property
     def outcome(self) -> Outcome:
@@ -43,10 +44,14 @@ class IsolationChoice:
         return Outcome.HIGHER if self.p < SIGNIFICANCE else Outcome.NOT_SIGNIFICANT
 
     @property
+    def decided(self) -> bool:
+        """Whether the metrics or a death tell the best from the runner-up."""
+        return self.outcome is Outcome.HIGHER or self.best.rank[0] < self.next.rank[0]
+
+    @property
     def choice(self) -> str:
-        """The mode, where the figures or a death tell one from the other."""
-        clear = self.outcome is Outcome.HIGHER or self.best.rank[0] < self.next.rank[0]
-        return self.best.mode if clear else f"either (here {self.best.mode})"
+        """The mode, if that is decided."""
+        return self.best.mode if self.decided else f"no clear winner (here {self.best.mode})"
 
     @property
     def figure(self) -> str:
@@ -64,6 +69,25 @@ class IsolationChoice:
         return f"{certainty(self.outcome)}: {against}, with {self.next.in_words(' under its worst')}"
 
     @property
+    def takeaway(self) -> str:
+        """What the best and the runner-up keep, in short."""
+        parts = []
+        for kept in (self.best, self.next):
+            died = (
+                f"; the service died {' and '.join(f'{name} in {n} of {runs} runs' for name, (n, runs) in kept.deaths.items())}"
+                if kept.deaths
+                else ""
+            )
+            share = (
+                f"{100 - kept.worst.percent.mean:.0f}% of the throughput ({kept.worst.key.condition})"
+                if kept.worst
+                else "nothing measured"
+            )
+            parts.append(f"{mode_name(kept.mode)} keeps {share}{died}")
+        clear = "" if self.decided else " No clear winner."
+        return f"{self.service}, with its worst neighbour: {'. '.join(parts)}.{clear}"
+
+    @property
     def sentence(self) -> str:
         """All of it."""
         price = f"; but {self.costs}" if self.costs else ""
@@ -79,12 +103,19 @@ class Isolation:
         instead: why no mode can be named, with what is known; empty where one is.
         conditions: what those are that all this names.
         apart: with which settings and GPU that was measured, where it was by a campaign that stands beside the others.
+        deeds: what hostile neighbours do under each condition, e.g. ``fill the memory bandwidth``.
     """
 
     best: list[IsolationChoice]
     instead: list[str]
     conditions: str = ""
     apart: str = ""
+    deeds: Mapping[str, str] = field(default_factory=dict)
+
+    def deeds_against(self, kept: Kept) -> list[str]:
+        """What neighbours do that a mode does not protect from: those that end the service, then the one that costs it most."""
+        worst = [kept.worst.key.condition] if kept.worst else []
+        return [*dict.fromkeys(deed for name in (*kept.deaths, *worst) if (deed := self.deeds.get(name)))]
 
     @property
     def sentences(self) -> list[str]:
@@ -108,7 +139,8 @@ def isolated(comparison: Comparison, interference: Interference | None) -> Isola
     best = isolation_choices(comparison, analysis, interference)
     instead = [] if best else [ONE_MODE, *interference.worst()]
     explained = interference.explained([*(choice.sentence for choice in best), *instead])
-    return Isolation(best, instead, explained, _apart(comparison.beside))
+    deeds = {condition.name: condition.deed for condition in conditions}
+    return Isolation(best, instead, explained, _apart(comparison.beside), deeds)
 
 
 def _with_conditions(comparison: Comparison) -> CampaignAnalysis | None:
@@ -147,7 +179,7 @@ def isolation_choices(
         gain, p = _gain(tests, service, best, runner_up)
         words = f"{service.workload}, {replicas_in_words(service.replicas)}"
         lost = _costs(comparison, interference, best.mode, runner_up.mode)
-        choices.append(IsolationChoice(words, best, runner_up, neighbours[service], gain, p, lost))
+        choices.append(IsolationChoice(words, best, runner_up, neighbours[service], gain, p, lost, ranked[service]))
     return choices
 
 

@@ -8,7 +8,9 @@ from itertools import product
 
 from harness.analysis.campaign import PACED, Cell
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
-from harness.analysis.format import number, quantity, replicas_in_words, whole_interval
+from harness.analysis.format import mode_name, number, quantity, replicas_in_words, whole_interval
+from harness.analysis.pages.curves import Curve, CurveRow, by_workload
+from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.statistics import Estimate, Outcome, keeps
@@ -101,7 +103,43 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
     table = Table.of(rows, words=5 if within else 4) if rows else None
-    return QuestionAnswer("carrying", "How many replicas fit?", sentences, table, missing=missing)
+    takeaway = _takeaway(comparison, limit_s)
+    return QuestionAnswer(
+        "carrying", "How many replicas fit?", takeaway, sentences, table, _curves(comparison, limit_s), missing=missing
+    )
+
+
+def _takeaway(comparison: Comparison, limit_s: float | None) -> str:
+    """How many keep the limit under each mode; without one, how the throughput still grows with the last replicas."""
+    parts = []
+    for arm in comparison.arms:
+        of_workload = []
+        for workload in comparison.workloads():
+            counts = arm.counts(workload)
+            if len(counts) < 2:
+                continue
+            if limit_s is not None:
+                of_workload.append(f"{workload} {carried(arm, workload, limit_s).most}")
+                continue
+            before, last = (arm.cells[CellKey(workload, count)].estimates.get("throughput") for count in counts[-2:])
+            if before and last and not arm.cells[CellKey(workload, counts[-1])].paced:
+                change = f"{100 * (last.mean / before.mean - 1):+.0f}%"
+                of_workload.append(f"{workload} {change} from {counts[-2]} to {counts[-1]}")
+        parts += [f"{mode_name(arm.label)}: {', '.join(of_workload)}"] if of_workload else []
+    head = "Throughput with more replicas" if limit_s is None else f"Replicas within a p99 of {quantity(limit_s, 's')}"
+    return f"{head}: {'; '.join(parts)}." if parts else ""
+
+
+def _curves(comparison: Comparison, limit_s: float | None) -> list[Picture]:
+    """Throughput with its law and p99 with its limit; a column for each workload."""
+    limit = "" if limit_s is None else " with the limit (dotted)"
+    rows = [
+        CurveRow(Curve("throughput"), "requests/s", laws=laws(comparison)),
+        CurveRow(Curve("latency_p99_exact", scale=1e3), "p99, ms", logarithmic=True, line=limit_s),
+    ]
+    title = f"Throughput of all replicas with the fitted laws (dashed), and p99 latency{limit}"
+    speed = by_workload(comparison, "speed", title, rows)
+    return [speed] if speed else []
 
 
 def _law_in_words(scaling: Scaling) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import Arm, Comparison
+from harness.analysis.format import mode_name
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Entry, Table, figure_entry
+from harness.analysis.statistics import Estimate
 from harness.errors import UsageError
 
 _MOST = 1_000_000_000
@@ -23,18 +25,18 @@ class QuestionAnswer:
 
     Attributes:
         name: anchor on the page, which defines the figures by it.
-        sentences: the answer; empty when nothing measured says anything.
+        takeaway: the answer in one sentence; empty when nothing measured says anything.
+        sentences: all of it.
         missing: which measurements would answer what these do not.
-        table_first: whether the table is the answer, and the sentences say the same in words.
     """
 
     name: str
     question: str
+    takeaway: str = ""
     sentences: list[str] = field(default_factory=list)
     table: Table | None = None
     pictures: list[Picture] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    table_first: bool = False
 
     @property
     def records(self) -> list[dict[str, str]]:
@@ -90,6 +92,26 @@ def cell_table(comparison: Comparison, columns: Mapping[str, ColumnOf], fewest: 
         if count >= fewest
     ]
     return Table.of(rows, words=3) if rows else None
+
+
+def by_mode(shown: str, values: Iterable[tuple[str, Estimate]], unit: str, first: str = "") -> str:
+    """The range of a value under each mode: ``82 to 90% under MPS, 13 to 35% under time-slicing``.
+
+    ``shown``: how it is formatted. ``first``: the unit where it stands first.
+    """
+    of_mode: dict[str, list[float]] = {}
+    for mode, estimate in values:
+        of_mode.setdefault(mode, []).append(estimate.mean)
+    parts: list[str] = []
+    for mode, means in sorted(of_mode.items(), key=lambda item: -max(item[1])):
+        ends = dict.fromkeys(format(value, shown) for value in (min(means), max(means)))
+        parts.append(f"{' to '.join(ends)}{unit if parts else first or unit} under {mode}")
+    return ", ".join(parts)
+
+
+def labels(comparison: Comparison) -> list[str]:
+    """Names of the modes, in the order of their colours."""
+    return [mode_name(arm.label) for arm in comparison.arms]
 
 
 def estimated(name: str, unit: str) -> ColumnOf:

@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
-from harness.analysis.format import TIMES, quantity, replicas_in_words
+from harness.analysis.format import mode_name, percent, quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
 from harness.analysis.questions.sharing_cost import cost_of
 from harness.analysis.statistics import Outcome, t_interval
 
-MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
-"""Names of two goals, which a report takes alone."""
+MANY = " with many replicas"
+MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", f"lowest p99 latency{MANY}"
+"""Names of goals by which a mode is recommended."""
+NOTHING_TO_CHOOSE = "One mode was measured, so there is nothing to choose from."
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def goals(query: ComparisonQuery) -> list[Goal]:
     throughput = Goal(MOST_THROUGHPUT, "throughput", "req/s", highest=True, reached=True)
     wanted = [
         throughput,
-        replace(throughput, name="highest throughput with many replicas", together=True),
+        replace(throughput, name=f"{MOST_THROUGHPUT}{MANY}", together=True),
         Goal(LOWEST_P99, "latency_p99_exact", "s", highest=False, together=True),
         Goal("fairest between many replicas", "fairness", "", highest=True, together=True, reached=True),
         Goal("lowest energy per request", "energy", "J", highest=False),
@@ -86,6 +88,30 @@ class Choice:
     next: tuple[str, Cell]
     gain: Contrast | None
     costs: list[str]
+
+    @property
+    def same(self) -> tuple[object, ...]:
+        """What two goals have in common that say the same of a workload."""
+        return self.workload, self.best[1].key, self.clear, not self.clear and self.next[1].key
+
+    @property
+    def in_words(self) -> dict[str, str | Entry]:
+        """The best, its value, and the difference from the runner-up in percent."""
+        best, rival = _shown(self.best), _shown(self.next)
+        value = figure_entry(t_interval(self.goal.figures(self.best[1]), shared(self.best[1])), self.goal.unit)
+        change = percent(self.gain.ratio) if self.gain else ("", "")
+        against = f"{change[0]} vs {rival}{f' ({change[1]})' if change[1] else ''}" if change[0] else f"vs {rival}"
+        if not self.clear:
+            other = quantity(self.goal.mean(self.next[1]), self.goal.unit)
+            unclear = "no clear winner" if self.outcome is Outcome.NOT_SIGNIFICANT else certainty(self.outcome)
+            value = Entry(f"{_shown(self.best)} {value.mean}; {rival} {other}", value=value.value)
+            return {
+                "Best": unclear,
+                "Value": value,
+                "Difference": f"{change[0]}{f' ({change[1]})' if change[1] else ''}",
+            }
+        lost = f"; but {', '.join(self.costs)}" if self.costs else ""
+        return {"Best": best, "Value": value, "Difference": f"{against}{lost}"}
 
     @property
     def outcome(self) -> Outcome:
@@ -134,8 +160,7 @@ def costs(contrasts: Contrasts, best: Cell, runner_up: Cell) -> list[str]:
     for metric, title, worse in _ELSEWHERE:
         contrast = contrasts.of(runner_up, best, metric)
         if contrast and contrast.outcome is worse:
-            gain = contrast.ratio.mean
-            lost.append(f"{title} {f'{TIMES}{gain:.1f}' if gain >= 2 else f'{100 * (gain - 1):+.0f} %'}")
+            lost.append(f"{title} {percent(contrast.ratio)[0]}")
     return lost
 
 
@@ -150,15 +175,33 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     best = choices(comparison, query)
     missing = comparison.missing_modes()
     if not best:
-        missing.insert(0, "One way of running was measured, so that there is nothing to choose from.")
+        missing.insert(0, NOTHING_TO_CHOOSE)
     return QuestionAnswer(
         "choosing",
-        "Which mode for which workload?",
+        "Which mode for which goal?",
+        "",
         _sentences(best),
         Table.of([_row(choice) for choice in best], words=6) if best else None,
         missing=missing,
-        table_first=True,
     )
+
+
+def goals_table(best: Sequence[Choice]) -> Table:
+    """The best of every goal and workload, its value, and how it differs from the next; goals that say the same are one."""
+    merged: dict[tuple[object, ...], list[Choice]] = {}
+    for name in dict.fromkeys(choice.goal.name for choice in best):
+        of_goal = [choice for choice in best if choice.goal.name == name]
+        merged.setdefault((of_goal[0].goal.metric, *(choice.same for choice in of_goal)), []).extend(of_goal)
+    rows: list[dict[str, str | Entry]] = []
+    for every in merged.values():
+        names = list(dict.fromkeys(choice.goal.name for choice in every))
+        goal = "; ".join([names[0], *(name.removeprefix(names[0]).strip() for name in names[1:])])
+        own = (choice for choice in every if choice.goal.name == names[0])
+        rows += [
+            {"Goal": "" if row else goal, "Workload": choice.workload, **choice.in_words}
+            for row, choice in enumerate(own)
+        ]
+    return Table.of(rows, words=5, caption="The best mode for each goal")
 
 
 def _choose(comparison: Comparison, workload: str, goal: Goal) -> Choice | None:
@@ -183,13 +226,17 @@ def _row(choice: Choice) -> dict[str, str | Entry]:
     return {
         "Workload": choice.workload,
         "Goal": choice.goal.name,
-        "Best": best if choice.clear else f"either (here {best})",
+        "Best": best if choice.clear else f"no clear winner (here {best})",
         "Runner-up": runner_up,
         "How sure": certainty(choice.outcome),
         "Costs elsewhere": f"{', '.join(choice.costs)} against {runner_up}" if choice.clear and choice.costs else "",
         "Figure": figure_entry(figures, choice.goal.unit),
         "Best / runner-up": ratio_entry(choice.gain.ratio if choice.gain else None),
     }
+
+
+def _shown(labelled: tuple[str, Cell]) -> str:
+    return mode_name(_named(labelled))
 
 
 def _named(labelled: tuple[str, Cell]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +11,20 @@ import numpy as np
 from harness.analysis.campaign import Cell, MeasuredRun, shared
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison, Tested
 from harness.analysis.contrasts.contrast import Value
-from harness.analysis.format import number, quantity, ratio_interval, replicas_in_words, times, with_interval
+from harness.analysis.format import mode_name, number, quantity, ratio_interval, replicas_in_words, times, with_interval
 from harness.analysis.metrics.catalogue import ALL, STREAM_HEADLINE
-from harness.analysis.pages.curves import bars
+from harness.analysis.pages.curves import Row, dots
+from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Entry, Table, absent, figure_entry, ratio_entry
-from harness.analysis.questions.question import ColumnOf, ComparisonQuery, QuestionAnswer, cell_table, estimated
+from harness.analysis.questions.question import (
+    ColumnOf,
+    ComparisonQuery,
+    QuestionAnswer,
+    by_mode,
+    cell_table,
+    estimated,
+    labels,
+)
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, Outcome, t_interval
 from harness.sharing.modes import mode_of
 
@@ -38,13 +47,65 @@ def cost_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnsw
         "GPU busy": estimated("gpu_utilization", "%"),
         **({"SM active": estimated("gpu_sm_active", "%")} if "gpu_sm_active" in measured else {}),
     }
+    speeds = _of_most_replicas(comparison, _speed_percent)
+    plot = _plot(
+        comparison,
+        "cost",
+        "Speed of each replica at the most replicas, against one alone",
+        "% of its solo speed",
+        speeds,
+        rule=100,
+    )
+    kept = by_mode(".0f", speeds.values(), "%", "% of its solo speed")
     return QuestionAnswer(
         "cost",
         "What does each mode cost?",
+        f"{_most(comparison)}, each runs at {kept}." if speeds else "",
         [sentence for workload in comparison.workloads() for sentence in _costs_in_words(comparison, workload)],
         cell_table(comparison, columns),
+        plot,
         missing=comparison.missing_modes(),
     )
+
+
+_OfMode = dict[tuple[str, str], tuple[str, Estimate]]
+"""By row of a plot and mode: the mode's name and its value."""
+
+
+def _of_most_replicas(comparison: Comparison, value: Callable[[Comparison, Arm, Cell], Estimate | None]) -> _OfMode:
+    """A value of every workload and mode, at the most replicas where there are several."""
+    values: _OfMode = {}
+    for workload in comparison.workloads():
+        many = comparison.counts(workload)[-1]
+        for arm, cell in comparison.with_replicas(workload, many) if many > 1 else ():
+            estimate = value(comparison, arm, cell)
+            if estimate is not None:
+                row = f"{workload}, {replicas_in_words(many)}"
+                values[row, arm.label] = mode_name(arm.label), estimate
+    return values
+
+
+def _most(comparison: Comparison) -> str:
+    counts = {comparison.counts(workload)[-1] for workload in comparison.workloads()}
+    return f"With {replicas_in_words(*counts)}" if len(counts) == 1 else "With the most replicas"
+
+
+def _speed_percent(comparison: Comparison, arm: Arm, cell: Cell) -> Estimate | None:
+    gain = None if cell.paced else comparison.against_alone(arm, cell, "throughput")
+    return gain.ratio.scaled(100 / cell.replicas) if gain else None
+
+
+def _p99_growth(comparison: Comparison, arm: Arm, cell: Cell) -> Estimate | None:
+    growth = comparison.against_alone(arm, cell, "latency_p99_exact")
+    return growth.ratio if growth else None
+
+
+def _plot(comparison: Comparison, name: str, title: str, label: str, values: _OfMode, rule: float) -> list[Picture]:
+    rows: dict[str, dict[str, tuple[Estimate, Sequence[float]]]] = {}
+    for (row, _), (mode, estimate) in values.items():
+        rows.setdefault(row, {})[mode] = estimate, ()
+    panel = label, [Row(row, of) for row, of in rows.items()]
+    return [dots(f"comparison-{name}", title, [panel], order=labels(comparison), rules=[rule])] if rows else []
 
 
 def _against_alone(comparison: Comparison, metric: str) -> ColumnOf:
@@ -103,11 +164,25 @@ def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> Question
         "p99 of the worst replica": estimated("latency_p99_worst", "s"),
     }
     table = cell_table(comparison, columns, fewest=2)
+    growths = _of_most_replicas(comparison, _p99_growth)
+    plot = _plot(
+        comparison,
+        "isolation",
+        "p99 latency at the most replicas, against one alone",
+        "times its solo p99",
+        growths,
+        rule=1,
+    )
+    slowest = [f.mean for *_, cell in comparison.cells() if (f := cell.estimates.get("fairness")) and not cell.paced]
+    fair = f" The slowest replica serves at least {100 * min(slowest):.0f}% of the fastest." if slowest else ""
+    grown = by_mode(".1f", growths.values(), " times", " times its solo value")
     return QuestionAnswer(
         "isolation",
         "How well does it isolate?",
+        f"{_most(comparison)}, p99 is {grown}.{fair}" if growths else fair.strip(),
         [sentence for workload in comparison.workloads() for sentence in _fairness_in_words(comparison, workload)],
         table,
+        plot,
         missing=[
             *([] if table else ["More than one replica in `replicas` would tell how they share."]),
             *comparison.missing_modes(),
@@ -213,26 +288,28 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
     taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
     if not any(place.replicas > 1 for arm in taking_turns for place in arm.cells):
         missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
-    points = [
-        (
-            f"{cost.workload}, {cost.replicas} replicas, against {cost.against}",
+    added = {
+        (f"{cost.workload}, {replicas_in_words(cost.replicas)}", cost.reference): (
+            f"vs {mode_name(cost.against)}",
             cost.extra_s.scaled(100 * cost.share / cost.extra_s.mean),
         )
         for cost in costs
-        if cost.extra_s.mean
-    ]
-    plot = bars(
-        "switching",
-        "GPU time that taking turns adds to each request, with 95 % intervals",
-        "% of the time that a request takes otherwise",
-        points,
+        if cost.extra_s.mean > 0
+    }
+    plot = _plot(
+        comparison, "switching", "GPU time that taking turns adds to a request", "% more GPU time", added, rule=0
     )
+    sure = sum(cost.p is not None and cost.p < SIGNIFICANCE for cost in costs)
+    more = by_mode(".0f", added.values(), "%").replace(" under vs ", " vs ")
     return QuestionAnswer(
         "switching",
         "What does context switching cost?",
+        f"Taking turns adds GPU time to each request: {more}; {sure} of {len(costs)} differences are significant."
+        if added
+        else "",
         [cost.sentence for cost in costs],
         Table.of(rows, words=3) if rows else None,
-        [plot] if plot else [],
+        plot,
         missing + comparison.missing_modes(),
     )
 
@@ -302,10 +379,59 @@ def price_answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnsw
     return QuestionAnswer(
         "price",
         "At what price?",
+        _cheapest(comparison, query),
         [sentence for workload in comparison.workloads() if (sentence := _price_in_words(comparison, workload, query))],
         cell_table(comparison, columns),
+        _price_plot(comparison, query),
         missing=missing,
     )
+
+
+def _priced(comparison: Comparison, workload: str, query: ComparisonQuery) -> list[tuple[Estimate, str, int]]:
+    """Price or energy of a million inferences with its mode and replicas, the lowest first."""
+    value = cost_of(query) if query.priced else kwh_of
+    known = [
+        (estimate, mode_name(arm.label), count)
+        for name, arm, count, cell in comparison.cells()
+        if name == workload and (estimate := per_million(cell, value))
+    ]
+    return sorted(known, key=lambda priced: priced[0].mean)
+
+
+def _cheapest(comparison: Comparison, query: ComparisonQuery) -> str:
+    lowest = [
+        (workload, priced[0]) for workload in comparison.workloads() if (priced := _priced(comparison, workload, query))
+    ]
+    unit = query.currency if query.priced else "kWh"
+    parts = [
+        f"{workload} {quantity(estimate.mean, unit)} ({mode}, {replicas_in_words(count)})"
+        for workload, (estimate, mode, count) in lowest
+    ]
+    return (
+        f"The lowest {'price' if query.priced else 'energy'} per million inferences: {', '.join(parts)}."
+        if parts
+        else ""
+    )
+
+
+def _price_plot(comparison: Comparison, query: ComparisonQuery) -> list[Picture]:
+    unit = query.currency if query.priced else "kWh"
+    panels = []
+    for workload in comparison.workloads():
+        rows: dict[int, dict[str, tuple[Estimate, Sequence[float]]]] = {}
+        for estimate, mode, count in _priced(comparison, workload, query):
+            rows.setdefault(count, {})[mode] = estimate, ()
+        if rows:
+            of_count = [
+                Row(
+                    replicas_in_words(count),
+                    {mode: rows[count][mode] for mode in labels(comparison) if mode in rows[count]},
+                )
+                for count in sorted(rows)
+            ]
+            panels.append((f"{workload}: {unit}".rstrip(": "), of_count))
+    title = f"{'Price' if query.priced else 'Energy'} of a million inferences, by replicas"
+    return [dots("comparison-price", title, panels, order=labels(comparison), columns=3)] if panels else []
 
 
 def _price_in_words(comparison: Comparison, workload: str, query: ComparisonQuery) -> str:

@@ -66,7 +66,7 @@ def hear(said: Said, comparison: Comparison) -> None:
     rows = decision.table.records() if decision.table else []
     for choice, row in zip(choices, rows, strict=True):
         assert choice.document()["outcome"] == choice.outcome
-        assert row["Best"].startswith("either") == (not choice.clear)
+        assert row["Best"].startswith("no clear winner") == (not choice.clear)
         assert (row["How sure"] == "significant") == choice.clear
         if choice.gain:
             note(said, choice.gain)
