@@ -146,8 +146,8 @@ def in_one_sentence(decisions: Sequence[Decision], neighbours: Sequence[str] | N
     groups: dict[tuple[object, ...], list[Decision]] = {}
     for decision in decisions:
         winner = decision.winner
-        found = (winner.metric, winner.best.mode) if winner and winner.best else ()
-        groups.setdefault(found, []).append(decision)
+        shared = (winner.metric, winner.best.mode) if winner and winner.best else ()
+        groups.setdefault(shared, []).append(decision)
     several = len(groups) > 1
     said = [f"{_of(group) if several else ''}{_recommended(group)}." for group in groups.values()]
     return " ".join([*said, *(_beside(decisions) if neighbours is None else neighbours)])

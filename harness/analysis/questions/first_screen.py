@@ -91,7 +91,9 @@ class FirstScreen:
         return [self._number(metric) for metric in metrics]
 
     def _number(self, metric: str) -> HeadlineNumber:
-        effects = [(each.workload, each.effects[metric]) for each in self.decided if metric in each.effects]
+        effects = [
+            (decision.workload, decision.effects[metric]) for decision in self.decided if metric in decision.effects
+        ]
         clear = [contrast for _, contrast in effects if contrast.significant]
         outcomes = {contrast.outcome for contrast in clear}
         short, better = "no clear difference", None
@@ -169,7 +171,9 @@ class FirstScreen:
             "sentence": self.sentence,
             "against": self.against,
             "numbers": [
-                _as_number(each.workload, contrast) for each in self.decided for contrast in each.effects.values()
+                _as_number(decision.workload, contrast)
+                for decision in self.decided
+                for contrast in decision.effects.values()
             ],
             "table": self.table.records() if self.table else [],
         }
