@@ -6,6 +6,7 @@ Every table begins with what was run: ``workload``, ``replicas``, ``sharing``, `
 
 from __future__ import annotations
 
+import difflib
 import io
 import json
 import shutil
@@ -14,6 +15,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
+from html import escape
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experim
 from harness.analysis.contrasts.comparison import gathered
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.read import read_experiment
-from harness.errors import ResultsPathError
+from harness.errors import ResultsPathError, counted
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
@@ -74,6 +76,12 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: its verdict with the reasons, and its figures."""
+        reasons = "".join(f"<li>{escape(reason)}</li>" for reason in self.manifest.verdict.reasons)
+        figures = self.summary()[["measure", "value", "unit"]].dropna().to_html(index=False)
+        return f"<p>{escape(self.name)}: {self.verdict}</p><ul>{reasons}</ul>{figures}"
 
     @property
     def name(self) -> str:
@@ -132,6 +140,20 @@ class Experiment:
         return frame[list(columns)]
 
 
+class Experiments(list[Experiment]):
+    """Experiments in the order of their names; ``experiments["resnet50_r3_mps_rep1"]`` is one by its name."""
+
+    def __getitem__(self, key: Any) -> Any:
+        """Raises KeyError, which says what was probably meant."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        by_name = {experiment.name: experiment for experiment in self}
+        if key not in by_name:
+            close = difflib.get_close_matches(key, by_name, n=1)
+            raise KeyError(f"no experiment {key!r} here{f'; did you mean {close[0]!r}?' if close else ''}")
+        return by_name[key]
+
+
 class Campaign:
     """One campaign's results: ``experiments`` that are finished, and its ``folder``, unpacked as long as this object is used."""
 
@@ -144,7 +166,7 @@ class Campaign:
             raise ResultsPathError(
                 f"{path} holds no campaign.", advice="Give the folder of a campaign below results/, or a published set."
             )
-        self.experiments = []
+        self.experiments = Experiments()
         for folder in folders:
             try:
                 self.experiments.append(Experiment(folder, self._home))
@@ -153,6 +175,12 @@ class Campaign:
 
     def __repr__(self) -> str:
         return f"<Campaign {self.name}: {len(self.experiments)} experiments>"
+
+    def _repr_html_(self) -> str:
+        """For a notebook: every experiment with its verdict."""
+        rows = [(experiment.name, experiment.verdict) for experiment in self.experiments]
+        table = pd.DataFrame(rows, columns=["experiment", "verdict"]).to_html(index=False)
+        return f"<p>{escape(self.name)}: {counted(len(rows), 'experiment')}</p>{table}"
 
     def samples(self) -> pd.DataFrame:
         """``samples`` of all experiments."""

@@ -459,7 +459,7 @@ def status(
         output.table(["campaign", "done", ""], rows)
         return
     if campaign.is_dir() and not (campaign / CAMPAIGN_JSON).is_file():
-        _print_index(campaign, json=json)
+        print_index(campaign, json=json)
         return
     with opened(campaign) as folder:
         progress = campaign_status(folder)
@@ -474,7 +474,8 @@ def status(
     output.sentence(f"{progress.done} of {len(runs)} done; {progress.activity}{to_go}.")
 
 
-def _print_index(folder: Path, *, json: bool) -> None:
+def print_index(folder: Path, *, json: bool) -> None:
+    """Print what the campaigns and archives of a folder measured."""
     from harness.analysis.summary import index
 
     measured = index(folder)

@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from harness.cli import output
 from harness.cli.options import Baseline, FailOn, Json, Within, not_negative, positive
-from harness.errors import UsageError, counted
+from harness.errors import ResultsPathError, StorageError, UsageError, counted
 from harness.extras import absent, advice_on
 
 if TYPE_CHECKING:
@@ -92,7 +92,10 @@ def report(
         unpacked = folder != path
         analysis = analyse(folder)
         judged = judge_analyses(limits, [analysis])
-        written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
+        try:
+            written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
+        except StorageError as error:
+            raise StorageError(error.message, advice="Write the report elsewhere: --out FOLDER") from error
     for sentence in changed_file(analysis):
         output.note(f"note: {sentence}")
     if absent("matplotlib", "PIL"):
@@ -214,6 +217,7 @@ def compare(
     from harness.analysis.report import answer_all, write_comparison
     from harness.campaign.thresholds import judge_analyses, thresholds
 
+    _refuse_many(campaigns)
     limits = thresholds(fail_on, None, within, campaigns=len(campaigns), latency_limit_ms=latency_limit_ms)
     query = comparison_query(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
     with gathered(campaigns, by, unlike=unlike) as comparison:
@@ -252,6 +256,30 @@ def compare(
             output.result(f"\npage: {page}")
         output.sentences(judged.sentences())
     judged.refuse()
+
+
+def _refuse_many(paths: Sequence[Path]) -> None:
+    """Where one path is a folder of campaigns, list them and raise UsageError: which of them are meant is not known."""
+    import shlex
+
+    from harness.cli.campaign import print_index
+    from harness.results.layout import CAMPAIGN_JSON
+    from harness.results.published import SUFFIX
+
+    for path in paths:
+        inside = [*(identity.parent for identity in path.glob(f"*/{CAMPAIGN_JSON}")), *path.glob(f"*{SUFFIX}")]
+        if not inside or (path / CAMPAIGN_JSON).is_file():
+            continue
+        if not output.is_json():
+            try:
+                print_index(path, json=False)
+            except ResultsPathError:  # no report was written of any
+                output.sentences(str(campaign) for campaign in sorted(inside))
+        names = shlex.join(map(str, sorted(inside)[:2]))
+        raise UsageError(
+            f"{path} holds {counted(len(inside), 'campaign')}: which are compared?",
+            advice=f"E.g. harness compare {names}",
+        )
 
 
 def _line(tested: Tested) -> dict[str, Any]:

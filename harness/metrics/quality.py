@@ -35,6 +35,8 @@ ZERO_SHARE = 0.10
 """More zeros than this share degrade it, where a replica under load cannot show 0."""
 BOUND_SLACK = 0.05
 """Rates over a window may overshoot a bound by the jitter of their scrapes."""
+JITTER_S = 0.1
+"""How late a busy machine may let us read a counter of the kernel: a short step sees that as time which was not there."""
 COUNT_SLACK = 0.01
 TICK_S = 0.01
 """The kernel counts the CPU time of a process in ticks of this length."""
@@ -213,7 +215,7 @@ def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Findin
         return
     kernels = metric.source in PROCESS_SOURCES | PRESSURE_SOURCES
     step_s = _step_s(series.elapsed_s)
-    slack = BOUND_SLACK + (TICK_S / step_s if kernels and step_s else 0.0)
+    slack = BOUND_SLACK + ((TICK_S + JITTER_S) / step_s if kernels and step_s else 0.0)
     lowest, highest = series.present.min(), series.present.max()
     if lowest < 0 or (metric.maximum is not None and highest > metric.maximum * (1 + slack)):
         value = lowest if lowest < 0 else highest

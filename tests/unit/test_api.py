@@ -63,6 +63,19 @@ def test_the_names_of_the_api_are_there_and_no_others() -> None:
         harness.open  # noqa: B018
 
 
+def test_an_experiment_is_had_by_its_name_and_a_notebook_shows_tables(folder: Path) -> None:
+    measured = harness.load(folder)
+    experiment = measured.experiments["resnet50_r3_mps_rep1"]
+
+    assert experiment is measured.experiments[0]
+    with pytest.raises(KeyError, match="did you mean 'resnet50_r3_mps_rep2'"):
+        measured.experiments["resnet50_r3_mps_rep3"]
+    assert dir(harness) == ["Campaign", "Experiment", "__version__", "compare", "load", "run"]
+    shown = measured._repr_html_()
+    assert all(f"<td>{run.name}</td>" in shown for run in measured.experiments)
+    assert "<td>throughput</td>" in experiment._repr_html_()
+
+
 @pytest.mark.parametrize("kind", ["folder", "archive"])
 def test_an_experiment_gives_tidy_tables(kind: str, request: pytest.FixtureRequest) -> None:
     experiment = harness.load(request.getfixturevalue(kind)).experiments[0]

@@ -125,7 +125,7 @@ def test_the_campaigns_of_the_recipes_are_valid_and_its_pipelines_run_the_comman
     from harness.spec.load import parse_campaign
 
     page = ROOT / "docs" / "recipes.md"
-    divided, eight, github, gitlab = blocks(page, "yaml")
+    divided, eight, limits, github, gitlab = blocks(page, "yaml")
     (shown,) = [block for block in blocks(page, "sh") if "harness run gate.yaml --results gate --json" in block]
     steps = [step["run"] for step in yaml.safe_load(github)["jobs"]["gate"]["steps"] if "run" in step]
 
@@ -133,6 +133,7 @@ def test_the_campaigns_of_the_recipes_are_valid_and_its_pipelines_run_the_comman
     assert (
         len(expand(parse_campaign(eight, origin="docs/recipes.md"))) == (1 + 3 + 3) * 3
     )  # exclusive: 8 replicas alone
+    assert expand(parse_campaign(limits, origin="docs/recipes.md"))[0].slo is not None
     assert steps == yaml.safe_load(gitlab)["gpu-gate"]["script"] == shown.splitlines()
 
 

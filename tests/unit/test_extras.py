@@ -45,6 +45,13 @@ def test_a_plan_says_what_to_install_for_replicas_here():
     assert "not installed. Install it: pip install 'gpu-sharing-harness[replica]'" in command("plan", "smoke").stdout
 
 
+def test_a_profile_is_refused_as_a_run_is(tmp_path):
+    done = command("profile", "resnet50", "--results", str(tmp_path))
+
+    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
+    assert done.stderr.count("needs torch, which is not installed") == 1
+
+
 def test_a_node_command_says_what_to_install():
     done = command("node", "offline-list")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +30,7 @@ from harness.errors import (
     PreflightError,
     RegressionError,
     ResultsPathError,
+    StorageError,
     UsageError,
 )
 from harness.results.layout import STATE
@@ -264,6 +266,27 @@ def test_a_limit_of_the_p99_is_the_objective_of_any_workload(baseline: Path) -> 
         done = call("compare", baseline, "--latency-limit-ms", limit_ms, "--fail-on", "slo", "--json")
         reasons = [each["exit_code"] for each in json.loads(done.stdout)["failed_on"]]
         assert reasons == [code] * bool(code)
+
+
+def test_a_folder_of_campaigns_is_listed_and_compared_with_nothing(baseline: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(baseline, tmp_path / name)
+    done = call("compare", tmp_path, "--fail-on", "invalid")
+
+    error = failure(done)
+    assert (error.exit_code, error.message) == (2, f"{tmp_path} holds 2 campaigns: which are compared?")
+    assert error.advice.endswith(f"harness compare {tmp_path / 'a'} {tmp_path / 'b'}")
+    assert done.stdout.split() == [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_a_report_that_cannot_be_written_says_what_writes_it_elsewhere(
+    baseline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Path:
+        raise StorageError("Cannot write report.html: Permission denied.", advice="Choose another folder.")
+
+    monkeypatch.setattr(report, "report_of", full)
+    assert "--out" in failure(call("report", baseline)).advice
 
 
 def test_of_several_failures_all_are_told_and_the_lowest_code_is_taken() -> None:

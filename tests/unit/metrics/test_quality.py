@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from harness.errors import ReasonCode
+from harness.metrics import quality
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
+from harness.metrics.csv_reader import SeriesColumns
 from harness.metrics.quality import TOP_BOUND_S, Severity, judge
 from harness.metrics.rows import NO_REQUESTS, MetricRow
 from harness.results.writers import ExperimentWriter
@@ -170,6 +172,15 @@ def test_flaws_of_a_recording(judged, change, expected):
     findings = judged(change)
     assert flaws(findings) == expected
     assert all(finding.advice for finding in findings if finding.severity is not Severity.INFO)
+
+
+@pytest.mark.parametrize(("step_s", "flawed"), [(0.25, False), (60.0, True)])
+def test_a_late_reading_of_a_short_step_is_no_impossible_pressure(step_s, flawed):
+    times = np.arange(10) * step_s
+    values = np.full(10, 106.637)
+    series = SeriesColumns(times, values, values)
+
+    assert bool([*quality._bounds(CATALOGUE["cpu_psi"], "node", series)]) is flawed
 
 
 def test_absent_metrics_are_remarked_with_their_reason(judged):
