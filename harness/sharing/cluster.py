@@ -18,7 +18,7 @@ from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.sharing import device_plugin
 from harness.sharing.device_plugin import CONFIG_LABEL, MIG_CONFIG_LABEL, Configuration
 from harness.sharing.dra import Dra
-from harness.sharing.lending import Lending, check_sharing, divided, in_words, lending
+from harness.sharing.lending import Lending, check_sharing, divided, in_words, lending, strangers
 from harness.sharing.mode import ClusterApi, ClusterSharing, Notify, Object, PodSharing, refusal, unheard
 from harness.sharing.modes import mode_of
 from harness.sharing.node import (
@@ -300,7 +300,8 @@ class SwitchedPlugin(AsLent):
             return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
             less = withdrawn(node, str(self.spec.gpu_resource))
-            return less or f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
+            by = f" ({they} lends them)" if (they := strangers(node)) else ""
+            return less or f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}{by}"
         how = lending(node, pods, self.spec)
         if how.modes and wanted.mode not in how.modes:
             return f"node {place} shows {in_words(how.modes)} and not {wanted.mode.value}"

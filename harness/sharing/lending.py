@@ -120,12 +120,17 @@ def _claims(node: Object, configured: Configuration | None, stranger: str, spec:
 
 def _stranger(node: Object, seen: int | None, promised: int | None, spec: KubernetesSpec) -> str:
     """Who lends more than GPUs times the slices that anybody promises; empty: nobody does."""
-    names = " and ".join(f"{who} (annotation {mark})" for mark, who in STRANGERS.items() if mark in notes(node))
+    names = strangers(node)
     if seen is None:
         return names
     if promised is None or seen <= promised:
         return ""
     return f"{names or 'somebody who does not say how'}, by whom each GPU is {seen} {spec.gpu_resource}"
+
+
+def strangers(node: Object) -> str:
+    """Who lends a node's GPUs by a way of their own and says so; empty: nobody says it."""
+    return " and ".join(f"{who} (annotation {mark})" for mark, who in STRANGERS.items() if mark in notes(node))
 
 
 def _promised(node: Object, configured: Configuration | None) -> int | None:

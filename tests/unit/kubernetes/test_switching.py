@@ -178,6 +178,16 @@ def test_a_gpu_that_needs_a_reset_is_why_a_node_does_not_get_there(here, plugin)
         switch(here, SLICED)
 
 
+def test_who_else_lends_a_nodes_gpus_is_named_where_they_do_not_come_to_the_mode(here, plugin):
+    plugin.deaf = frozenset({"mps-2"})
+    annotations = {"hami.io/node-nvidia-register": "[]"}
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"annotations": annotations}})
+    with pytest.raises(
+        BackendError, match=r"and not 2 \(HAMi \(annotation hami\.io/node-nvidia-register\) lends them\)"
+    ):
+        switch(here, MPS)
+
+
 def test_what_a_node_lacks_for_long_is_told_once_while_it_is_waited_for(here, plugin):
     plugin.daemon = False
     patient = SwitchedPlugin(here.spec.model_copy(update={"switch_timeout_s": 60.0}), "mine", StillClock())
