@@ -1,6 +1,7 @@
 """The Kubernetes backend on an API server: what it makes, sees, says, fetches and leaves behind."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -13,7 +14,8 @@ from harness.backends.kubernetes import deployment as deployment_module
 from harness.backends.kubernetes import objects, watch
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
+from harness.errors import AwayError, BackendError, ImageError, ReasonCode, ReplicaDiedError
+from harness.metrics.quality import Severity
 from harness.results import layout
 from harness.results.requests import LATENCY, records_of
 from harness.sharing.node import withdrawn as lends_less
@@ -241,6 +243,65 @@ def test_a_label_by_which_gpus_are_shared_that_changes_is_said_and_no_death(depl
     [said] = deployment.stop(timeout_s=DRAINED_S)
     assert "nvidia.com/gpu.sharing-strategy of node node-a was not there and became mps" in said
     assert deaths == []
+
+
+SEEN_BY = {
+    "by-handler": {"runtimeClassName": "nvidia"},
+    "by-variable": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
+    "by-file": {"volumes": [{"name": "gpu", "hostPath": {"path": "/dev/nvidia0"}}]},
+}
+UNSEEING = {
+    "told-none": {"runtimeClassName": "nvidia", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]},
+    "exporter": {"runtimeClassName": "nvidia", "owner": "DaemonSet"},
+    "web": {},
+}
+
+
+@pytest.fixture
+def come(driver):
+    """Has pods of somebody else come to the node, none of which asks for a GPU; they are gone afterwards."""
+    place = "/api/v1/namespaces/others"
+    driver.api.apply("/api/v1/namespaces/others", named("v1", "Namespace", "others"))
+    driver.api.apply(f"{place}/serviceaccounts/default", named("v1", "ServiceAccount", "default"))
+    handler = named("node.k8s.io/v1", "RuntimeClass", "nvidia") | {"handler": "nvidia"}
+    driver.api.apply("/apis/node.k8s.io/v1/runtimeclasses/nvidia", handler)
+
+    def coming():
+        for name, how in (SEEN_BY | UNSEEING).items():
+            driver.api.create(f"{place}/pods", somebodys(driver.node, name, **how))
+
+    yield coming
+    for name in (*SEEN_BY, *UNSEEING):
+        driver.api.delete(f"{place}/pods/{name}", grace_s=0)
+
+
+def named(version, kind, name):
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+def somebodys(node, name, *, env=(), owner="", **spec):
+    made = named("v1", "Pod", name)
+    container = {"name": "main", "image": "registry.example/other:1", "env": list(env)}
+    made["spec"] = {"nodeName": node, "automountServiceAccountToken": False, "containers": [container], **spec}
+    uid = "11111111-1111-1111-1111-111111111111"
+    owned = {"apiVersion": "apps/v1", "kind": owner, "name": "exporter", "uid": uid}
+    made["metadata"]["ownerReferences"] = [owned] if owner else []
+    return made
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "meanwhile"])
+def test_a_pod_that_asks_for_no_gpu_and_sees_all_of_them_is_named(deploy, come, before):
+    if before:
+        come()
+    deployment, folder = deploy(experiment(replicas=1))
+    if not before:
+        come()
+
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
+
+    found = deployment.others_on_gpus(folder / "telemetry.csv")
+    assert {(finding.severity, finding.code) for finding in found} == {(Severity.DEGRADED, ReasonCode.GPU_SHARED)}
+    assert {re.search(r"the pod others/(\S+), which sees", finding.message)[1] for finding in found} == set(SEEN_BY)
 
 
 def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):

@@ -1,7 +1,5 @@
 """What changes while a campaign runs on a cluster: said by name, nothing measured under a false one, and the nodes put back."""
 
-import re
-
 import pytest
 
 from harness.backends.kubernetes import collect
@@ -164,49 +162,6 @@ def test_a_pod_of_somebody_else_that_comes_onto_the_gpu_is_named(deploy, driver,
     assert sentences == deaths == []
 
 
-SEEN_BY = {
-    "by-handler": {"runtimeClassName": "nvidia"},
-    "by-variable": {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]},
-    "by-file": {"volumes": [{"name": "gpu", "hostPath": {"path": "/dev/nvidia0"}}]},
-}
-UNSEEING = {
-    "told-none": {"runtimeClassName": "nvidia", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]},
-    "web": {},
-}
-
-
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_pod_that_asks_for_no_gpu_and_sees_all_of_them_is_named(deploy, driver, when):
-    def come():
-        for name, how in (SEEN_BY | UNSEEING).items():
-            driver.api.create(OTHERS, seeing(driver, name, **how))
-        driver.api.create(OTHERS, seeing(driver, "exporter", owner="DaemonSet", runtimeClassName="nvidia"))
-
-    if when == "before":
-        come()
-    deployment, folder = deploy(experiment(replicas=1))
-    if when == "meanwhile":
-        come()
-    deployment.stop(timeout_s=DRAINED_S)
-
-    for name in (*SEEN_BY, *UNSEEING, "exporter"):
-        driver.api.delete(f"{OTHERS}/{name}", grace_s=0)
-    found = deployment.others_on_gpus(folder / "telemetry.csv")
-    assert {finding.code for finding in found} == {ReasonCode.GPU_SHARED}
-    assert {re.search(r"the pod others/(\S+), which sees", finding.message)[1] for finding in found} == set(SEEN_BY)
-
-
-def seeing(driver, name, *, env=(), owner="", **spec):
-    made = pod(driver, name, resources={})
-    made["spec"]["containers"][0]["env"] = list(env)
-    made["spec"] |= spec
-    if owner:
-        made["metadata"]["ownerReferences"] = [
-            {"apiVersion": "apps/v1", "kind": owner, "name": "exporter", "uid": "11111111-1111-1111-1111-111111111111"}
-        ]
-    return made
-
-
 @pytest.mark.parametrize(
     ("last", "named"),
     [({}, True), ({"gpu_reserved_most_bytes": 900 * 2**20}, False), ({"gpu_reserved_most_bytes": None}, False)],
@@ -216,7 +171,7 @@ def test_memory_that_is_not_the_replicas_is_told_with_who_came(deploy, driver, m
     ask, facts = collect.status, {"device": "cuda", "gpu_reserved_bytes": 2**27, "gpu_reserved_most_bytes": 2**27}
     monkeypatch.setattr(collect, "status", lambda *asked, **how: {**ask(*asked, **how), **facts})
     deployment, folder = deploy(experiment(replicas=1))
-    driver.api.create(OTHERS, seeing(driver, "by-its-image"))
+    driver.api.create(OTHERS, pod(driver, "by-its-image", resources={}))
     facts |= last
     deployment.statuses()
     deployment.stop(timeout_s=DRAINED_S)
