@@ -57,13 +57,11 @@ from mirrors: [versions](../../inventory/group_vars/all/versions.yml), [mirrors]
 
 
 def table(name: str) -> str:
-    """A table of the inventory as defaults of the role versions: without a link, which an archive does not keep."""
-    text = (ROOT / "inventory/group_vars/all" / name).read_text(encoding="utf-8")
-    return text.replace(
-        "---\n",
-        f"---\n# Written by `python -m scripts.roles` from inventory/group_vars/all/{name}; edit that instead.\n",
-        1,
-    )
+    """A table of the inventory as defaults of the role versions, without its words: without a link, which an archive does not keep."""
+    text = (ROOT / "inventory/group_vars/all" / name).read_text(encoding="utf-8").removeprefix("---\n")
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    head = f"---\n# Written by `python -m scripts.roles` from inventory/group_vars/all/{name}; edit that instead.\n"
+    return head + "\n".join(lines) + "\n"
 
 
 def variables(path: Path) -> dict[str, dict[str, Any]]:
