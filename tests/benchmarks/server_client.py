@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--cost", action="store_true", help="CPU seconds of 600 streams at a rate")
     parser.add_argument(
-        "--beside", nargs="*", choices=(*foreign_clients.FOREIGN, []), help="these programs, where they are on PATH"
+        "--beside", nargs="*", choices=foreign_clients.FOREIGN, help="these programs, where they are on PATH"
     )
     parser.add_argument("--json", type=Path, help="takes all figures, with the machine that they are of")
     options = parser.parse_args()
