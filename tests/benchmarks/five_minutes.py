@@ -4,8 +4,8 @@
 
 A made-up campaign has the cells of ``harness run sharing`` that a set has: one replica with the GPU to itself, and the sharing modes
 at its two largest numbers of replicas. A run of a cell is one of the published ones, drawn at random, with how far it lies from their
-mean (widened by what so few runs are short of), and with how far one of its pieces of 6 s lies from the whole. Blocks go through the judge
-until it has its answers or the next one does not fit into 300 s, where a run takes its 8 s and ``--start`` times what replicas
+mean (widened by what so few runs are short of), and with how far one of its pieces of 8 s lies from the whole. Blocks go through the judge
+until it has its answers or the next one does not fit into 300 s, where a run takes its 10 s and ``--start`` times what replicas
 usually take to start. The whole set's answer is the decision of ``harness compare``.
 
 For each metric: how often the made-up campaign names the whole set's best mode, another one, or says that they are as good. Of a set, any
@@ -36,7 +36,7 @@ from harness.spec import CampaignSpec, CellSpec, Repeats, Sharing, Timing, Until
 from tests.benchmarks.stop_when_known import ROOT, _replay
 
 BUDGET_S = 300.0
-TIMING = Timing(step_s=0.5, stabilise_s=2, record_s=6, cooldown_s=0)
+TIMING = Timing(step_s=0.5, stabilise_s=2, record_s=8, cooldown_s=0)
 WRONG, RIGHT, CLEAR = 0.05, 0.9, 0.1
 SETS = (
     ["h200-activity-2*"],

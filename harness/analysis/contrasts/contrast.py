@@ -11,7 +11,7 @@ difference from being significant, it is widened to the corrected level, so that
 significant, and leaves it out where one is.
 
 Which mode is best by a few metrics is a question of its own, where a campaign ends when that is known (``question: best-mode``): then
-those metrics are the family, and the rule is the one that ended it (Bonferroni).
+those metrics are the family, and the p of each is the largest of the best mode against any other.
 """
 
 from __future__ import annotations
@@ -163,13 +163,15 @@ class Contrasts:
         return spec is not None and not spec.open_ended and spec.order is not Order.LISTED
 
     def _of_the_question(self, a: Cell, b: Cell, metric: str) -> list[float]:
-        """For a contrast that decides on the best mode in its own campaign, which looks several times: the other tests, at their most."""
+        """For a contrast that decides on the best mode in its own campaign: p of that campaign's other questions."""
         analysis = self._analyses.get(next(iter(_campaigns(a)))) if _campaigns(a) == _campaigns(b) else None
         wanted = analysis.spec.until_known if analysis and analysis.spec else None
         if analysis is None or analysis.progress is None or wanted is None or metric not in wanted.compare:
             return []
         both = any({a.key, b.key} <= {key_of(cell) for cell in group} for group in analysis.progress.rivals)
-        return [1.0] * (len(analysis.progress.verdicts) - 1) if both else []
+        questions = analysis.progress.verdicts if both else []
+        own = {(a.workload, a.condition, metric), (b.workload, b.condition, metric)}
+        return [it.p for it in questions if (it.cell.workload.name, it.cell.condition_name, it.metric) not in own]
 
     def _family(self, a: Cell, b: Cell, metric: str) -> Mapping[_Place, float]:
         """P of every test that is corrected together with this one."""

@@ -7,7 +7,7 @@ narrow interval alone.
 
 ``question: best-mode`` asks less: which sharing mode is best by each metric, with the most replicas that several modes have. All
 questions are judged anew after every block from the second on, as ``Contrasts`` judges them in the end: the best mode against
-every other, by the careful p of Welch's test times the number of metrics.
+every other, by the careful p of Welch's test, corrected for the number of questions (Holm).
 
 Who looks after each block and stops at the first answer errs more often than one who looks once. So the error that ``decide``
 leaves is divided: evenly over the questions, and over the looks in proportion to 1/block; every interval takes its share
@@ -75,7 +75,8 @@ class RepeatQuestion:
     """One figure of one cell, with a reference to hold it against or for itself, and where it stands after so many repeats.
 
     The interval of the estimate has the question's share of the error. ``best``: the question is which mode is best; then ``cell`` is the
-    best so far, and ``reference`` the one after it. ``first_look``: repeats of every cell before it.
+    best so far, and ``reference`` the one after it; ``p`` is the largest of the best against any other, before it is corrected for
+    the other questions. ``first_look``: repeats of every cell before it.
     """
 
     metric: str
@@ -85,6 +86,7 @@ class RepeatQuestion:
     repeats: int = 0
     estimate: Estimate | None = None
     best: bool = False
+    p: float = 1.0
     first_look: int = 0
 
     @property
@@ -288,8 +290,11 @@ def _judge_modes(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[st
         by_group = [(group, _first(wanted, group, metric.value)) for group in groups for metric in wanted.compare]
         verdicts = [question for _, question in by_group]
         if block >= wanted.first_look:
+            ranked = [(_ranked(taken, group, question), question) for group, question in by_group]
+            first = [_look_at_modes(wanted, block, cells_of, question, []) for cells_of, question in ranked]
             verdicts = [
-                _look_at_modes(wanted, block, taken, group, question, len(by_group)) for group, question in by_group
+                _look_at_modes(wanted, block, cells_of, question, [it.p for it in first if it is not first[place]])
+                for place, (cells_of, question) in enumerate(ranked)
             ]
             open_groups = [group for (group, _), now in zip(by_group, verdicts, strict=True) if now.state is State.OPEN]
             needed = [cell for cell in measurable if any(cell in group for group in open_groups)]
@@ -325,56 +330,62 @@ def _first(wanted: UntilKnown, group: Sequence[CellSpec], metric: str) -> Repeat
     return RepeatQuestion(metric, group[0], reference, best=True, first_look=wanted.first_look)
 
 
+Ranked = list[tuple[CellSpec, list[float]]]
+"""Cells with one metric of each run that has it, the best first."""
+
+
+def _ranked(taken: Mapping[str, Sequence[Figures]], group: Sequence[CellSpec], question: RepeatQuestion) -> Ranked:
+    """The modes of a group by the question's metric; as listed where one of them has too few runs with it."""
+    metric = question.metric
+    values = [(cell, [run[metric] for run in taken[cell.experiment_id(0)] if metric in run]) for cell in group]
+    if any(len(figures) < MIN_RUNS for _, figures in values):
+        return values
+    return sorted(values, key=lambda pair: fmean(pair[1]), reverse=bool(ALL[metric].higher_is_better))
+
+
 def _look_at_modes(
-    wanted: UntilKnown,
-    block: int,
-    taken: Mapping[str, Sequence[Figures]],
-    group: Sequence[CellSpec],
-    question: RepeatQuestion,
-    questions_asked: int,
+    wanted: UntilKnown, block: int, ranked: Ranked, question: RepeatQuestion, others: Sequence[float]
 ) -> RepeatQuestion:
-    """Which mode of a group is best by the question's metric after this block, and whether that is certain."""
-    metric, share = question.metric, share_of_error(wanted, block)
-    question = replace(question, repeats=min(len(taken[cell.experiment_id(0)]) for cell in group))
-    figures = [[run[metric] for run in taken[cell.experiment_id(0)] if metric in run] for cell in group]
-    if any(len(values) < MIN_RUNS for values in figures):
+    """Which mode is best after this block, and whether that is certain; ``others``: p of the other questions."""
+    share = share_of_error(wanted, block)
+    (best, figures), *rivals_of_it = ranked
+    question = replace(question, repeats=min(len(values) for _, values in ranked))
+    if question.repeats < MIN_RUNS:
         return replace(question, state=State.NOT_MEASURED)
-    ranked = sorted(
-        range(len(group)), key=lambda place: fmean(figures[place]), reverse=bool(ALL[metric].higher_is_better)
+    if not rivals_of_it:
+        alone = t_interval(figures, share / (len(others) + 1))
+        known = alone.half_width is not None and alone.half_width <= wanted.within * alone.mean
+        return replace(question, state=_unless_last(known, State.KNOWN, block, wanted), estimate=alone)
+    compared = [_better(figures, values, share, others, wanted.within) for _, values in rivals_of_it]
+    states = {state for state, _, _ in compared}
+    state = State.EQUAL if State.EQUAL in states else State.BEST
+    return replace(
+        question,
+        cell=best,
+        reference=rivals_of_it[0][0],
+        state=_unless_last(State.OPEN not in states, state, block, wanted),
+        estimate=compared[0][1],
+        p=max(p for _, _, p in compared),
     )
-    if len(ranked) == 1:
-        alone = t_interval(figures[0], share / questions_asked)
-        half = alone.half_width
-        known = half is not None and half <= wanted.within * alone.mean
-        return replace(
-            question, state=_unless_last(State.KNOWN if known else State.OPEN, block, wanted), estimate=alone
-        )
-    states, first = [], None
-    for other in ranked[1:]:
-        estimate, state = _better(figures[ranked[0]], figures[other], share, questions_asked, wanted.within)
-        states.append(state)
-        first = first or estimate
-    state = next((state for state in (State.OPEN, State.EQUAL) if state in states), State.BEST)
-    best, runner_up = (group[place] for place in ranked[:2])
-    return replace(question, cell=best, reference=runner_up, state=_unless_last(state, block, wanted), estimate=first)
 
 
 def _better(
-    best: Sequence[float], other: Sequence[float], share: float, tests: int, margin: float
-) -> tuple[Estimate | None, State]:
-    """The ratio of the best to another, and whether it is certainly better, or as good within ``margin``; ``tests``: corrected together."""
+    best: Sequence[float], other: Sequence[float], share: float, others: Sequence[float], margin: float
+) -> tuple[State, Estimate | None, float]:
+    """Whether the best is certainly better than another, or as good within ``margin``; the ratio, and its careful p."""
     try:
         test = unpaired(best, other)
     except ValueError:
-        return None, State.OPEN
+        return State.OPEN, None, 1.0
     if test.p is None:
-        return test.estimate(share), State.OPEN
-    estimate, _, after = corrected(test, [1.0] * (tests - 1), share)
+        return State.OPEN, test.estimate(share), 1.0
+    careful = min((test.careful.p or 0.0) / share, 1.0)
+    estimate, _, after = corrected(test, others, share)
     if after < SIGNIFICANCE:
-        return estimate, State.BEST
+        return State.BEST, estimate, careful
     half = estimate.half_width
-    return estimate, State.EQUAL if half is not None and half <= margin else State.OPEN
+    return State.EQUAL if half is not None and half <= margin else State.OPEN, estimate, careful
 
 
-def _unless_last(state: State, block: int, wanted: UntilKnown) -> State:
-    return State.MAX if state is State.OPEN and block == wanted.max else state
+def _unless_last(known: bool, state: State, block: int, wanted: UntilKnown) -> State:
+    return state if known else State.MAX if block == wanted.max else State.OPEN

@@ -305,7 +305,7 @@ def test_every_field_of_a_cluster_has_a_default():
     ("timing", "expected"),
     [
         ("{stop_when_known: {min_s: 3600}}", "stop_when_known.min_s 3600 must be below record_s 120"),
-        ("{stop_when_known: {metrics: [latency_p90]}}", "'latency_p99_exact' or 'objective'"),
+        ("{stop_when_known: {metrics: [latency_p90]}}", "'energy' or 'objective'"),
         ("{stop_when_known: {metrics: [throughput, throughput]}}", "'throughput' is listed twice"),
         ("{stop_when_known: {metrics: []}}", "at least 1 item"),
         ("{stop_when_known: {relative_half_width: 0}}", "greater than 0"),
