@@ -23,6 +23,7 @@ from harness.analysis.goodput import Best
 from harness.analysis.goodput import sentences as goodput_in_words
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.questions.condition_overhead import Interference
+from harness.analysis.questions.decision import decisions
 from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
 from harness.analysis.statistics import Estimate, Outcome
@@ -63,6 +64,10 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
         return (goodput_in_words(best) or raised)[:MOST]
     if against_first and against_first.overheads:
         return [*against_first.worst(), *against_first.sentences(gravest=True)][:MOST]
+    if analysis.progress and analysis.progress.rivals:
+        comparison = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
+        if made := decisions(comparison):
+            return [it.headline for it in made][:MOST]
     if analysis.progress and (listed := analysis.progress.sentences()):
         return listed[:MOST]
     return (_decided(analysis) or answers(analysis))[:MOST]

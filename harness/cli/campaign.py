@@ -403,6 +403,8 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
 
         output.note("writing the report")
         answer |= figures(analysis, report_of(analysis))
+        if page := decision.write_page(folder, analysis):
+            answer |= {"page": str(page)}
     made = decision.decisions_of(folder, analysis)
     answer |= decision.document(made)
     answers = [] if made else answers
@@ -424,9 +426,11 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         if best:
             output.show(goodput_table(best))
         if report and analysis:
-            show_figures(analysis, printed=sentences)
+            show_figures(analysis, printed=[*sentences, *(it.headline for it in made)])
         output.sentences(judged.sentences())
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
+        if "page" in answer:
+            output.result(f"page: {answer['page']}")
     judged.refuse()
 
 

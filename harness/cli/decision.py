@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from harness.cli import output
 from harness.errors import CampaignInterruptedError, HarnessError, duration
+
+COMPARISON_HTML = "comparison.html"
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
@@ -43,8 +47,7 @@ def shown_if_interrupted(folder: CampaignFolder) -> Iterator[None]:
 
 def decisions_of(folder: CampaignFolder, analysis: CampaignAnalysis | None = None) -> list[Decision]:
     """Which mode to use, as far as is known; nothing where the campaign does not ask."""
-    wanted = folder.spec.until_known
-    if wanted is None or not wanted.best_mode:
+    if not _asks(folder):
         return []
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.comparison import By, gather
@@ -54,10 +57,29 @@ def decisions_of(folder: CampaignFolder, analysis: CampaignAnalysis | None = Non
     return decisions(gather([folder.path], By.SHARING, read=lambda _folder: measured))
 
 
+def write_page(folder: CampaignFolder, analysis: CampaignAnalysis) -> Path | None:
+    """The page of `harness compare` beside the report, of a campaign that asks for the best mode. Raises StorageError."""
+    if not _asks(folder):
+        return None
+    from harness.analysis.contrasts.comparison import By, gather
+    from harness.analysis.questions.question import ComparisonQuery
+    from harness.analysis.report import answer_all, write_comparison
+
+    comparison, query = gather([folder.path], By.SHARING, unlike=True, read=lambda _folder: analysis), ComparisonQuery()
+    page = folder.path / COMPARISON_HTML
+    command = f"harness compare {quote(str(folder.path))} --by {By.SHARING} --html {quote(str(page))}"
+    return write_comparison(page, comparison, answer_all(comparison, query), command, query)
+
+
+def _asks(folder: CampaignFolder) -> bool:
+    wanted = folder.spec.until_known
+    return wanted is not None and wanted.best_mode
+
+
 def show(decisions: list[Decision]) -> None:
     """Print them, each with what sharing gains, and with what weakens it."""
     for decision in decisions:
-        output.sentences(filter(None, [decision.sentence, decision.unclear, decision.sharing_gain, *decision.weak]))
+        output.sentences(filter(None, [decision.headline, decision.unclear, decision.sharing_gain, *decision.weak]))
         output.result()
 
 

@@ -43,10 +43,11 @@ class Certainty(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BestMode:
-    """The best mode by one metric. ``gains``: against each other mode, the runner-up first; ratios of the best over the other."""
+    """The best mode by one metric. ``why``: it was not measured. ``gains``: against each other mode, the runner-up first; ratios of the best over the other."""
 
     metric: str
     certainty: Certainty
+    why: str = ""
     best: Cell | None = None
     gains: tuple[Contrast, ...] = ()
 
@@ -66,6 +67,7 @@ class BestMode:
         return {
             "metric": self.metric,
             "certainty": self.certainty.value,
+            "why": self.why,
             "best": self.best.mode if self.best else None,
             "runner_up": gain.baseline.mode if gain else None,
             "ratio": gain.ratio.mean if gain else None,
@@ -114,13 +116,19 @@ class Decision:
         return f"{'; '.join(map(_so_far, others))}." if others and self.winner else ""
 
     @property
+    def headline(self) -> str:
+        """The sentence with what it is about."""
+        condition = f", {self.condition}" if self.condition else ""
+        return f"{self.workload}, {replicas_in_words(self.replicas)}{condition}: {self.sentence}"
+
+    @property
     def sharing_gain(self) -> str:
         """What sharing gains against one replica alone, in words; empty where that was not measured."""
         if self.alone is None or self.alone.outcome is Outcome.UNKNOWN:
             return ""
-        mode, ratio = self.alone.candidate.mode, percent_more(self.alone.ratio)
-        doubt = "" if self.alone.significant else ", which is not significant"
-        return f"Against one replica alone, {replicas_in_words(self.replicas)} under {mode_name(mode)} serve {ratio} requests/s{doubt}."
+        cell, doubt = self.alone.candidate, "" if self.alone.significant else ", not significant"
+        more = percent_more(self.alone.ratio)
+        return f"{mode_name(cell.mode)}, {replicas_in_words(cell.replicas)}: {more} throughput against one replica alone{doubt}."
 
     def document(self) -> dict[str, object]:
         """For a program."""
@@ -257,14 +265,15 @@ def _is_chosen_by(metric: str, cells: Sequence[Cell]) -> bool:
 def _best(comparison: Comparison, cells: Sequence[Cell], metric: str) -> BestMode:
     measured = [cell for cell in cells if metric in cell.estimates]
     if len(measured) < len(cells):
-        return BestMode(metric, Certainty.NOT_MEASURED)
+        why = next((cell.absent[metric] for cell in cells if metric in cell.absent), "")
+        return BestMode(metric, Certainty.NOT_MEASURED, why)
     best, *others = sorted(
         measured, key=lambda cell: cell.estimates[metric].mean, reverse=bool(ALL[metric].higher_is_better)
     )
     gains = tuple(gain for other in others if (gain := comparison.contrasts.of(other, best, metric)))
     if len(gains) < len(others):
         return BestMode(metric, Certainty.NOT_MEASURED)
-    return BestMode(metric, _certainty(gains), best, gains)
+    return BestMode(metric, _certainty(gains), "", best, gains)
 
 
 def _certainty(gains: Sequence[Contrast]) -> Certainty:
@@ -292,6 +301,6 @@ def _plain(mode: str) -> str:
 def _so_far(best: BestMode) -> str:
     gain, word = best.gain, best.certainty.value
     if gain is None:
-        return f"{best.title} {word}"
+        return f"{best.title} {word}{f' ({best.why})' if best.why else ''}"
     seen, rival = mode_name(gain.candidate.mode), mode_name(gain.baseline.mode)
     return f"{best.title} {word} ({seen} vs {rival}: {percent_more(gain.ratio)})"

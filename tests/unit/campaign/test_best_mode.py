@@ -1,19 +1,25 @@
 """Which sharing mode is best, asked until it is known: the judge, the plan fitted to machine and budget, the decision."""
 
 from dataclasses import replace
+from math import sqrt
 
 import pytest
+from numpy.random import default_rng
 
+from harness.analysis.campaign import analyse
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.until_known import State, judge, rivals
+from harness.analysis.narrative import headline
 from harness.analysis.questions.decision import Certainty, decisions
 from harness.campaign import fit
 from harness.campaign.fit import fitted, least_budget_s
 from harness.campaign.settings import changes
 from harness.campaign.source import read_source
-from harness.errors import CampaignFileError, Issue, IssueLevel, PreflightError, UsageError
+from harness.cli.decision import decisions_of, shown_if_interrupted
+from harness.errors import CampaignFileError, CampaignInterruptedError, Issue, IssueLevel, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
 from harness.spec import Repeats, Sharing, UntilKnown
+from tests.benchmarks.five_minutes import ROOT, is_clear, tallies, whole_sets
 from tests.support.experiments import campaign
 from tests.unit.campaign.test_repeats import Stage
 
@@ -213,17 +219,70 @@ class ModesStage(Stage):
         return super().sources(replicas)
 
 
-def test_a_campaign_ends_with_its_decision(tmp_path):
-    on = ModesStage(tmp_path, question="best-mode", max=6)
-    outcome = on.run()
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    on = ModesStage(tmp_path_factory.mktemp("results"), question="best-mode", max=6)
+    return on, on.run()
 
-    (decision,) = decisions(gather([on.folder.path], By.SHARING))
-    (best,) = [best for best in decision.by_metric if best.metric == "throughput"]
-    assert (best.certainty, best.best.sharing, best.gain.ratio.mean) == (
-        Certainty.BEST,
-        "mps",
-        pytest.approx(2, rel=0.1),
-    )
-    assert decision.document()["by_metric"][0]["best"] == "mps"
+
+def test_a_campaign_ends_with_its_decision(ended):
+    on, outcome = ended
+    (made,) = decisions(gather([on.folder.path], By.SHARING))
+    (best,) = [best for best in made.by_metric if best.metric == "throughput"]
+
+    assert (best.certainty, best.best.sharing) == (Certainty.BEST, "mps")
+    assert best.gain.ratio.mean == pytest.approx(2, rel=0.1)
+    assert made.document()["by_metric"][0]["best"] == "mps"
+    assert {known.certainty for known in made.by_metric if known.metric == "energy"} == {Certainty.NOT_MEASURED}
     assert len(outcome.statuses) < 24
-    assert decision.sentence.startswith("Use MPS if all replicas are yours: +")
+
+
+def test_the_judge_and_the_comparison_give_one_verdict_and_one_interval(ended):
+    on, _ = ended
+    (verdict,) = analyse(on.folder.path).progress.verdicts
+    (made,) = decisions(gather([on.folder.path], By.SHARING))
+
+    assert (verdict.state, verdict.estimate) == (State.BEST, made.by_metric[0].gain.ratio)
+
+
+def test_the_decision_is_the_same_in_the_report_and_in_the_terminal(ended):
+    on, _ = ended
+    analysis = analyse(on.folder.path)
+
+    assert headline(analysis, [], None) == [it.headline for it in decisions_of(on.folder, analysis)]
+
+
+def test_what_is_known_is_shown_when_it_is_interrupted(ended, capsys):
+    on, _ = ended
+    with pytest.raises(CampaignInterruptedError), shown_if_interrupted(on.folder):
+        raise CampaignInterruptedError("by ctrl-c", advice="")
+
+    (made,) = decisions_of(on.folder)
+    assert made.sentence.split(":")[0] in capsys.readouterr().out
+
+
+def test_equal_modes_are_rarely_told_apart():
+    """Spreads are alike, and tenfold apart; over 120 made-up campaigns each."""
+    matrix = [cell for cell in cells() if cell.replicas == 8]
+    metrics = ["throughput", "latency_p99_exact", "energy"]
+    wanted, random = UntilKnown(question="best-mode", compare=metrics, max=8), default_rng(1)
+    for spreads in ((0.02, 0.02), (0.003, 0.03)):
+        false = 0
+        for _ in range(120):
+            runs = {
+                cell.experiment_id(block): {metric: 1 + spread * random.standard_normal() for metric in metrics}
+                for cell, spread in zip(matrix, spreads, strict=True)
+                for block in range(1, wanted.max + 1)
+            }
+            false += any(verdict.state is State.BEST for verdict in judge(wanted, matrix, runs).verdicts)
+        assert false / 120 < 0.05 + 3 * sqrt(0.05 * 0.95 / 120)
+
+
+def test_five_minutes_name_no_other_mode_than_a_published_set():
+    """A small one; all of them: tests/benchmarks/five_minutes.py."""
+    (published,) = whole_sets(sorted((ROOT / "examples" / "h200").glob("h200-activity-2*")))
+    counts, others, _ = tallies(default_rng(1), published, 30, 1.0)
+
+    assert others == 0
+    assert all(is_clear(best) for best in published.whole.values())
+    assert min(tally.right for tally in counts.values()) >= 27
