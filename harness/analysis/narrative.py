@@ -64,7 +64,7 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
         return (goodput_in_words(best) or raised)[:MOST]
     if against_first and against_first.overheads:
         return [*against_first.worst(), *against_first.sentences(gravest=True)][:MOST]
-    if analysis.progress and analysis.progress.rivals:
+    if analysis.progress and analysis.progress.rivals and any(cell.used for cell in analysis.cells):
         comparison = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
         if made := decisions(comparison):
             return [it.headline for it in made][:MOST]

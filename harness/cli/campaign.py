@@ -313,9 +313,7 @@ def run_source(
     for failure in wanted.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
     folder = prepare(source, results, force=force, say=output.note)
-    if source.spec.until_known is not None:
-        output.note(decision.at_most(source.spec))
-    with decision.shown_if_interrupted(folder):
+    with decision.watched(folder):
         outcome = run_shown(folder, wait=not no_wait)
     _finish(outcome, folder, wanted, report=report)
 
@@ -374,7 +372,7 @@ def resume(
     if not as_started:
         check_source(folder)
     wanted.refuse_unanswerable(folder.spec)
-    with decision.shown_if_interrupted(folder):
+    with decision.watched(folder):
         outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else (), wait=not no_wait)
     _finish(outcome, folder, wanted, report=report)
 
@@ -398,16 +396,13 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         from harness.analysis.campaign import analyse
 
         analysis = analyse(folder.path)
+    made = decision.told(folder, analysis)
+    answer, answers = answer | decision.document(made), [] if made else answers
     if report and analysis:
         from harness.analysis.report import report_of
 
         output.note("writing the report")
-        answer |= figures(analysis, report_of(analysis))
-        if page := decision.write_page(folder, analysis):
-            answer |= {"page": str(page)}
-    made = decision.decisions_of(folder, analysis)
-    answer |= decision.document(made)
-    answers = [] if made else answers
+        answer |= figures(analysis, report_of(analysis)) | decision.page(folder, analysis)
     explained = outcome.statuses.keys() - outcome.invalid
     also_invalid = replace(wanted, wanted=wanted.wanted | {errors.FailOn.INVALID})
     judged = also_invalid.judge(
@@ -420,7 +415,6 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         output.document(answer | judged.document())
     else:
         runs = [(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()]
-        decision.show(made)
         sentences = [*answers, *in_sentences(runs)]
         output.sentences(sentences)
         if best:

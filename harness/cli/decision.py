@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +14,61 @@ COMPARISON_HTML = "comparison.html"
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
+    from harness.analysis.contrasts.comparison import Comparison
     from harness.analysis.questions.decision import Decision
     from harness.campaign.folder import CampaignFolder
     from harness.spec import CampaignSpec
 
 
-def at_most(spec: CampaignSpec) -> str:
-    """How long such a campaign takes at most, and what may end it before."""
+@contextmanager
+def watched(folder: CampaignFolder) -> Iterator[None]:
+    """Say how long a campaign takes at most that ends when something is known; print what is known where it is interrupted."""
+    if folder.spec.until_known is not None:
+        output.note(_at_most(folder.spec))
+    try:
+        yield
+    except CampaignInterruptedError:
+        decisions: list[Decision] = []
+        with suppress(HarnessError):  # of a folder that cannot be read: the interruption says more
+            decisions = decisions_of(folder)
+        if output.is_json() and decisions:
+            output.document({"campaign": str(folder.path), "interrupted": True, **document(decisions)})
+        elif decisions:
+            output.sentence("So far:")
+            show(decisions)
+        raise
+
+
+def decisions_of(folder: CampaignFolder, analysis: CampaignAnalysis | None = None) -> list[Decision]:
+    """Which mode to use, as far as is known; nothing where the campaign does not ask, or no run can be used."""
+    from harness.analysis.questions.decision import decisions
+
+    comparison = _comparison(folder, analysis)
+    return decisions(comparison) if comparison else []
+
+
+def told(folder: CampaignFolder, analysis: CampaignAnalysis | None) -> list[Decision]:
+    """The same, printed unless a machine reads the output."""
+    decisions = decisions_of(folder, analysis)
+    if not output.is_json():
+        show(decisions)
+    return decisions
+
+
+def page(folder: CampaignFolder, analysis: CampaignAnalysis) -> dict[str, str]:
+    """Write the page of `harness compare` beside the report, where the campaign asks for the best mode. Raises StorageError."""
+    from harness.analysis.questions.question import ComparisonQuery
+    from harness.analysis.report import answer_all, write_comparison
+
+    comparison, query = _comparison(folder, analysis), ComparisonQuery()
+    if comparison is None:
+        return {}
+    path = folder.path / COMPARISON_HTML
+    command = f"harness compare {quote(str(folder.path))} --by {comparison.by} --html {quote(str(path))}"
+    return {"page": str(write_comparison(path, comparison, answer_all(comparison, query), command, query))}
+
+
+def _at_most(spec: CampaignSpec) -> str:
     from harness.campaign.plan import certain, estimate, most
 
     first_s, most_s = estimate(certain(spec)).total_s, most(spec).total_s
@@ -29,51 +76,18 @@ def at_most(spec: CampaignSpec) -> str:
     return f"At most {duration(round(most_s))}, less where the answer is known before; {first}."
 
 
-@contextmanager
-def shown_if_interrupted(folder: CampaignFolder) -> Iterator[None]:
-    """Print what is known so far where what is done in here is interrupted."""
-    try:
-        yield
-    except CampaignInterruptedError:
-        with suppress(HarnessError):  # nothing is known yet
-            decisions = decisions_of(folder)
-            if output.is_json() and decisions:
-                output.document({"campaign": str(folder.path), "interrupted": True, **document(decisions)})
-            elif decisions:
-                output.sentence("So far:")
-                show(decisions)
-        raise
-
-
-def decisions_of(folder: CampaignFolder, analysis: CampaignAnalysis | None = None) -> list[Decision]:
-    """Which mode to use, as far as is known; nothing where the campaign does not ask."""
-    if not _asks(folder):
-        return []
+def _comparison(folder: CampaignFolder, analysis: CampaignAnalysis | None) -> Comparison | None:
+    """Of the campaign's modes, where it asks for the best one."""
+    wanted = folder.spec.until_known
+    if wanted is None or not wanted.best_mode:
+        return None
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.comparison import By, gather
-    from harness.analysis.questions.decision import decisions
 
     measured = analysis or analyse(folder.path)
-    return decisions(gather([folder.path], By.SHARING, read=lambda _folder: measured))
-
-
-def write_page(folder: CampaignFolder, analysis: CampaignAnalysis) -> Path | None:
-    """The page of `harness compare` beside the report, of a campaign that asks for the best mode. Raises StorageError."""
-    if not _asks(folder):
+    if not any(cell.used for cell in measured.cells):
         return None
-    from harness.analysis.contrasts.comparison import By, gather
-    from harness.analysis.questions.question import ComparisonQuery
-    from harness.analysis.report import answer_all, write_comparison
-
-    comparison, query = gather([folder.path], By.SHARING, unlike=True, read=lambda _folder: analysis), ComparisonQuery()
-    page = folder.path / COMPARISON_HTML
-    command = f"harness compare {quote(str(folder.path))} --by {By.SHARING} --html {quote(str(page))}"
-    return write_comparison(page, comparison, answer_all(comparison, query), command, query)
-
-
-def _asks(folder: CampaignFolder) -> bool:
-    wanted = folder.spec.until_known
-    return wanted is not None and wanted.best_mode
+    return gather([folder.path], By.SHARING, unlike=True, read=lambda _folder: measured)
 
 
 def show(decisions: list[Decision]) -> None:

@@ -15,7 +15,7 @@ from harness.campaign import fit
 from harness.campaign.fit import fitted, least_budget_s
 from harness.campaign.settings import changes
 from harness.campaign.source import read_source
-from harness.cli.decision import decisions_of, shown_if_interrupted
+from harness.cli.decision import decisions_of, watched
 from harness.errors import CampaignFileError, CampaignInterruptedError, Issue, IssueLevel, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
 from harness.spec import Repeats, Sharing, UntilKnown
@@ -254,7 +254,7 @@ def test_the_decision_is_the_same_in_the_report_and_in_the_terminal(ended):
 
 def test_what_is_known_is_shown_when_it_is_interrupted(ended, capsys):
     on, _ = ended
-    with pytest.raises(CampaignInterruptedError), shown_if_interrupted(on.folder):
+    with pytest.raises(CampaignInterruptedError), watched(on.folder):
         raise CampaignInterruptedError("by ctrl-c", advice="")
 
     (made,) = decisions_of(on.folder)
