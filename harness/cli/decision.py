@@ -57,6 +57,7 @@ def told(folder: CampaignFolder, analysis: CampaignAnalysis | None) -> list[Deci
 
 def page(folder: CampaignFolder, analysis: CampaignAnalysis) -> dict[str, str]:
     """Write the page of `harness compare` beside the report, where the campaign asks for the best mode. Raises StorageError."""
+    from harness.analysis.questions.first_screen import first_screen
     from harness.analysis.questions.question import ComparisonQuery
     from harness.analysis.report import answer_all, write_comparison
 
@@ -65,7 +66,8 @@ def page(folder: CampaignFolder, analysis: CampaignAnalysis) -> dict[str, str]:
         return {}
     path = folder.path / COMPARISON_HTML
     command = f"harness compare {quote(str(folder.path))} --by {comparison.by} --html {quote(str(path))}"
-    return {"page": str(write_comparison(path, comparison, answer_all(comparison, query), command, query))}
+    first, answered = first_screen(comparison, query), answer_all(comparison, query)
+    return {"page": str(write_comparison(path, first, answered, command, query))}
 
 
 def _at_most(spec: CampaignSpec) -> str:

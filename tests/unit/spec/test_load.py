@@ -319,7 +319,7 @@ def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
     ("more", "expected"),
     [
         ("repeats: 0\n", "`repeats`: must be at least 1"),
-        ("repeats: {until_known: {max: 2}}\n", "`repeats.until_known.max`: must be at least 3"),
+        ("repeats: {until_known: {max: 2}}\n", "`max` of 2 is less than the 3 repeats"),
         ("repeats: {until_known: {within: 0}}\n", "`repeats.until_known.within`: must be greater than 0"),
         ("repeats: {until_known: {within: .nan}}\n", "not a finite number"),
         ("repeats: {until_known: {decide: 1}}\n", "`repeats.until_known.decide`: must be less than 1"),
