@@ -74,9 +74,9 @@ def test_the_p99_of_few_is_the_largest():
     assert p99(list(range(1, 201))) == 198
 
 
-def load_of(settings, ledger, *, client=None, asks=None, alive=lambda: None):
+def load_of(settings, ledger, *, client=None, asks=None, alive=lambda: None, empty_s=0.0):
     client = client or HttpClient(settings, 1, HOST)
-    return ServerLoad(settings, client, asks or questions(settings, 0), ledger, seed=1, alive=alive)
+    return ServerLoad(settings, client, asks or questions(settings, 0), ledger, seed=1, alive=alive, empty_s=empty_s)
 
 
 @pytest.fixture
@@ -84,13 +84,13 @@ def ledger(tmp_path):
     return ServerLedger(Families(streams=False), RequestMetrics(), tmp_path)
 
 
-def asked_until(stopping, server, settings, ledger, alive=lambda: None):
+def asked_until(stopping, server, settings, ledger, alive=lambda: None, **more):
     """A load that has asked a server in the same loop until it was stopped."""
 
     async def run():
         async with await server.serve() as listening:
             client = HttpClient(settings, listening.sockets[0].getsockname()[1], HOST)
-            load = load_of(settings, ledger, client=client, alive=alive)
+            load = load_of(settings, ledger, client=client, alive=alive, **more)
             await load.ask_until(stopping)
             return load
 
@@ -150,6 +150,46 @@ def test_what_has_no_answer_at_the_end_is_booked_as_abandoned(tmp_path, ledger, 
         intended_ns = sorted(record["intended_ns"] for record in left)
         steps_ms = {round((later - earlier) / 1e6) for earlier, later in itertools.pairwise(intended_ns)}
         assert steps_ms == {1}, "every arrival until the end is there, once"
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 3}, {"rate": 200.0, "arrivals": "constant"}])
+def test_a_load_that_others_follow_ends_when_the_server_has_answered_all_of_it(tmp_path, ledger, load):
+    server, stopping = Server(first_s=0.1), threading.Event()
+
+    def stop_in_the_middle():
+        if len(server.asked) > 20:
+            stopping.set()
+
+    over = asked_until(stopping, server, engine(**load), ledger, stop_in_the_middle, empty_s=30.0)
+
+    assert over.facts()["idle"]
+    assert over.facts()["abandoned"] == 0
+    statuses = [values[-1] for values in struct.iter_unpack("<8q", (tmp_path / "requests.bin").read_bytes())]
+    assert statuses == [OK] * len(server.asked), "nothing is asked that is not waited for"
+
+
+@pytest.mark.parametrize("hurried", [True, False])
+def test_a_load_says_that_a_server_still_has_some_of_it_to_do(ledger, monkeypatch, hurried):
+    """It is not waited for where the replica ends."""
+    monkeypatch.setattr(workload, "FOLLOW_S", 0.02)
+    server, stopping, settings = Server(fault="mute"), threading.Event(), engine(concurrency=2)
+
+    def stop_once_asked():
+        if len(server.asked) == 2:
+            stopping.set()
+
+    async def run():
+        async with await server.serve() as listening:
+            client = HttpClient(settings, listening.sockets[0].getsockname()[1], HOST)
+            load = load_of(settings, ledger, client=client, alive=stop_once_asked, empty_s=3600.0 if hurried else 0.05)
+            if hurried:
+                load.hurry()
+            await load.ask_until(stopping)
+            return load
+
+    load = asyncio.run(run())
+    load.close()
+    assert (load.facts()["idle"], load.facts()["abandoned"]) == (False, 2)
 
 
 @pytest.mark.parametrize("load", [{"concurrency": 2}, {"rate": 1000.0}])
