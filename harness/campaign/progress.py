@@ -60,7 +60,7 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
     last = {e["experiment"]: e for e in events if "step" in e}
     now, now_s = events[-1] if events else {}, time.time() if now_s is None else now_s
     running, planner = folder.is_locked(), planner_of(folder)
-    statuses, done, remaining_s = [], 0, 0.0
+    statuses, done, remaining_s, starts = [], 0, 0.0, set[str]()
     for experiment in planner.known():
         name = experiment.experiment_id
         if folder.final_folder(name).exists():
@@ -72,7 +72,9 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
             statuses.append(ExperimentStatus(name, status, attempts[name], note))
             done += 1
             continue
-        to_go_s = estimate([experiment]).total_s
+        cost = estimate([experiment])
+        to_go_s = cost.duration_s + (0.0 if experiment.start in starts else cost.starts_s)
+        starts.add(experiment.start)
         status, note = PENDING, f"last step: {last[name]['step']}" if name in last else ""
         if name in last and last[name]["event"] in {"waits", "pauses"}:
             note = last[name]["why"]

@@ -1,10 +1,13 @@
 """One start of the replicas for all loads of a sweep, on a fake backend and in simulated time."""
 
+import shutil
+
 import pytest
 
 from harness.campaign import events
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
+from harness.campaign.progress import campaign_status
 from harness.campaign.verify import verify_campaign
 from harness.errors import CampaignInterruptedError, ReasonCode, ReplicaDiedError
 from harness.results.manifest import Status
@@ -71,6 +74,21 @@ def test_a_plan_counts_starts(stage):
     assert (shared.starts, single.starts) == (3, 12)
     assert shared.starts_s == pytest.approx(single.starts_s / 4)
     assert shared.duration_s == single.duration_s
+
+
+def test_what_is_still_to_come_has_each_start_once(stage):
+    on = stage(**SWEPT, repeats=3)
+    on.runner().run()
+    first, *_, last = [folder for loads in begun(on) for folder in loads]
+    for name in (first, last):
+        shutil.rmtree(on.folder.final_folder(name))
+
+    cost = estimate([run for run in expand(on.folder.spec) if run.experiment_id in {first, last}])
+    assert campaign_status(on.folder.path).remaining_s == pytest.approx(cost.total_s)
+    others = [run for run in expand(on.folder.spec) if run.repeat == 1][1:]
+    for run in others:
+        shutil.rmtree(on.folder.final_folder(run.experiment_id))
+    assert campaign_status(on.folder.path).remaining_s == pytest.approx(5 * cost.duration_s / 2 + cost.starts_s)
 
 
 def test_a_death_ends_the_start_and_the_rest_runs_in_another_one_that_says_so(stage):
