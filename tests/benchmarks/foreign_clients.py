@@ -89,7 +89,10 @@ def show(figures):
     print(f"{'what it says, over what the server did':40}" + "".join(f"{name:>26}" for name in figures))
     for row in rows:
         said = [figure["rows"][row] for figure in figures.values()]
-        texts = ["-" if each["off"] is None else f"{each['said']:.2f} ({100 * each['off']:+.2f} %)" for each in said]
+        texts = [
+            "-" if compared["off"] is None else f"{compared['said']:.2f} ({100 * compared['off']:+.2f} %)"
+            for compared in said
+        ]
         print(f"{row:40}" + "".join(f"{text:>26}" for text in texts))
     print(
         f"{'CPU seconds of the whole command':40}" + "".join(f"{figure['cpu_s']:>26.1f}" for figure in figures.values())
@@ -154,12 +157,12 @@ def of_one(folder, command, read):
 def rows(seen, chats):
     """By figure, what the client says, and by how much that is off what the fake did."""
     sent = [(chat["before"] + chat["after"]) / 2 for chat in chats]
-    begins, ends = (np.array([chat["read"] for chat in chats]), np.array([each[-1] for each in sent]))
+    begins, ends = (np.array([chat["read"] for chat in chats]), np.array([chat_ms[-1] for chat_ms in sent]))
     took_s = (ends.max() - begins.min()) / 1e3
     truth = {
-        "TTFT": np.array([each[0] for each in sent]) - begins,
-        "TPOT": np.array([(each[-1] - each[0]) / (len(each) - 1) for each in sent]),
-        "ITL": np.concatenate([np.diff(each) for each in sent]),
+        "TTFT": np.array([chat_ms[0] for chat_ms in sent]) - begins,
+        "TPOT": np.array([(chat_ms[-1] - chat_ms[0]) / (len(chat_ms) - 1) for chat_ms in sent]),
+        "ITL": np.concatenate([np.diff(chat_ms) for chat_ms in sent]),
         "latency": ends - begins,
     }
     made = {
@@ -202,7 +205,10 @@ def read_ours(folder):
         len(requests),
         len(requests) / duration_s,
         (latency <= GOOD_MS * 1e6).sum() / duration_s,
-        {name: {at: percentile(each, at / 100, least=1) / 1e6 for at in PERCENTS} for name, each in values.items()},
+        {
+            name: {at: percentile(values_ns, at / 100, least=1) / 1e6 for at in PERCENTS}
+            for name, values_ns in values.items()
+        },
     )
 
 
@@ -261,7 +267,7 @@ def read_guidellm(folder):
     return Seen(
         answered,
         answered / benchmark["duration"],
-        sum(each <= GOOD_MS for each in latency_ms) / benchmark["duration"],
+        sum(value <= GOOD_MS for value in latency_ms) / benchmark["duration"],
         {
             name: {at: scale * said[theirs]["percentiles"][f"p{at}"] for at in PERCENTS}
             for name, (theirs, scale) in GUIDELLM.items()
@@ -275,7 +281,7 @@ FOREIGN = {"aiperf": (aiperf, read_aiperf), "guidellm": (guidellm, read_guidellm
 def tokenizer(folder):
     """Folder of one that needs no network: each byte is a token."""
     bytes_ = pre_tokenizers.ByteLevel.alphabet()
-    made = Tokenizer(models.BPE(vocab={each: number for number, each in enumerate(sorted(bytes_))}, merges=[]))
+    made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(sorted(bytes_))}, merges=[]))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     own = folder / "tokenizer"
     own.mkdir(exist_ok=True)

@@ -81,7 +81,7 @@ def main() -> None:
     machine["load_after"] = round(os.getloadavg()[0], 1)
     if options.json:
         options.json.write_text(json.dumps({"machine": machine, **figures}, indent=1) + "\n")
-    raise SystemExit(0 if all(each["verdict"] == MET for each in figures.values()) else 1)
+    raise SystemExit(0 if all(arm["verdict"] == MET for arm in figures.values()) else 1)
 
 
 def cpu_name() -> str:
