@@ -268,9 +268,10 @@ def run(
     else:
         content = campaign if isinstance(campaign, Mapping) else campaign.model_dump(mode="json", exclude_unset=True)
         source = given(json.dumps(content, indent=2, default=str))
-    folder = prepare(source, Path(results), force=force, say=lambda sentence: on_event(Notice(sentence)))
+    wait_s = WAIT_S if wait else 0.0
+    folder = prepare(source, Path(results), force=force, say=lambda sentence: on_event(Notice(sentence)), wait_s=wait_s)
     backend = make_backend(folder.spec, folder.campaign_id)
-    CampaignRunner(folder, backend, listener=on_event, wait_s=WAIT_S if wait else 0.0).run()
+    CampaignRunner(folder, backend, listener=on_event, wait_s=wait_s).run()
     return load(folder.path)
 
 

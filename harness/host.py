@@ -184,23 +184,21 @@ class DeviceLocks:
                         return
             except OSError as error:
                 say(f"whether another harness measures here is unknown: {error.strerror} ({lock.path}).")
-        for name, lock in self._elsewhere():
-            place = "the CPUs" if name == HOST else name
-            say(f"note: another harness (process {lock.holder}) measures on {place} of this machine.")
 
     def release(self) -> None:
         """Let go of all. Idempotent."""
         for lock in self._locks.values():
             lock.release()
 
-    def _elsewhere(self) -> Iterator[tuple[str, FileLock]]:
-        """What other harnesses of this machine hold."""
+    def beside(self) -> Iterator[str]:
+        """Other harnesses that measure elsewhere on this machine, a sentence each."""
         before, after = _LOCK_NAME.split("{}")
         for path in sorted(self._folder.glob(_LOCK_NAME.format("*"))):
             name, lock = path.name.removeprefix(before).removesuffix(after), FileLock(path)
             with suppress(OSError):
                 if name not in self._locks and lock.is_held():
-                    yield name, lock
+                    place = "the CPUs" if name == HOST else name
+                    yield f"note: another harness (process {lock.holder}) measures on {place} of this machine."
 
 
 def _lock_folder() -> Path:

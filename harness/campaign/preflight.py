@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,15 @@ import psutil
 from pydantic import ValidationError
 
 from harness.backends.base import IMAGE, Backend, make_backend
+from harness.backends.devices import measured_on
 from harness.campaign.folder import CampaignFolder, create
-from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, most
+from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, most
 from harness.campaign.source import CampaignSource, read_source
 from harness.cgroup import Cgroup
+from harness.clock import SystemClock
 from harness.errors import AwayError, ImageError, Issue, IssueLevel, PreflightError, ReasonCode, UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
+from harness.host import WAIT_S, DeviceLocks
 from harness.metrics.nvml import gpu_facts
 from harness.spec import ExperimentSpec, KubernetesSpec
 
@@ -82,19 +86,28 @@ def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Is
     return [Issue(severity, "disk", message, "Free some space, or choose another disk with --results.")]
 
 
-def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:
+def prepare(
+    source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None], wait_s: float = WAIT_S
+) -> CampaignFolder:
     """Look at everything that speaks against a campaign, ``say`` it, and make its folder below ``results``; ``force``: despite errors.
 
-    Raises UsageError (larger than it may be), PreflightError (not on this machine) and StorageError.
+    Raises UsageError (larger than it may be), DeviceInUseError (after ``wait_s``: what another harness does on the GPU is no
+    fault of the machine), PreflightError (not on this machine) and StorageError.
     """
     check_limits(source.spec, most(source.spec))
-    issues = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
-    for issue in issues:
-        if force or issue.severity is not IssueLevel.ERROR:
-            say(f"{issue.severity.value}: {issue.message} {issue.advice}".rstrip())
-    if not force:
-        refuse_errors(issues)
-    return create(results, source.spec, text=source.text, source=source.origin)
+    backend = make_backend(source.spec, campaign_id="preflight")
+    locks = DeviceLocks(measured_on(expand(source.spec)) if backend.name == "local" else [])
+    try:
+        locks.take(SystemClock(), threading.Event(), say, wait_s)
+        issues = check(certain(source.spec), results, backend)
+        for issue in issues:
+            if force or issue.severity is not IssueLevel.ERROR:
+                say(f"{issue.severity.value}: {issue.message} {issue.advice}".rstrip())
+        if not force:
+            refuse_errors(issues)
+        return create(results, source.spec, text=source.text, source=source.origin)
+    finally:
+        locks.release()
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,8 @@ class CampaignRunner:
         try:
             locks.take(self.clock, self.interrupted, self.say, self._wait_s)
             self._refuse_interruption()
+            for sentence in locks.beside():
+                self.say(sentence)
             yield
         except DeviceInUseError as error:
             advice = f"{error.advice} Then go on with: harness resume {self.folder.path}"

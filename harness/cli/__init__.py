@@ -48,7 +48,6 @@ _WHOLE = 1000
 _EXAMPLES = {
     "FILE_OR_NAME": "quickstart",
     "ARCHIVE": "CAMPAIGN.tar.xz",
-    "DIR": "results",
     "file": "mine.yaml",
     "mode": "mps --replicas 4",
     "out": "exported",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -308,13 +307,15 @@ def run_source(
     """Run what a file or a command says, and tell what came of it."""
     from harness.campaign.preflight import prepare
     from harness.cli.progress import run_shown
+    from harness.host import WAIT_S
 
     wanted.refuse_unanswerable(source.spec)
     for failure in wanted.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
-    folder = prepare(source, results, force=force, say=output.note)
+    wait_s = 0.0 if no_wait else WAIT_S
+    folder = prepare(source, results, force=force, say=output.note, wait_s=wait_s)
     with decision.watched(folder):
-        outcome = run_shown(folder, wait=not no_wait)
+        outcome = run_shown(folder, wait_s=wait_s)
     _finish(outcome, folder, wanted, report=report)
 
 
@@ -363,6 +364,7 @@ def resume(
     from harness.campaign.folder import check_source, open_folder
     from harness.campaign.thresholds import thresholds
     from harness.cli.progress import run_shown
+    from harness.host import WAIT_S
     from harness.results.manifest import Status
     from harness.results.old_profile import refuse_to_resume
 
@@ -373,7 +375,7 @@ def resume(
         check_source(folder)
     wanted.refuse_unanswerable(folder.spec)
     with decision.watched(folder):
-        outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else (), wait=not no_wait)
+        outcome = run_shown(folder, (Status.INVALID,) if retry_invalid else (), wait_s=0.0 if no_wait else WAIT_S)
     _finish(outcome, folder, wanted, report=report)
 
 
@@ -442,6 +444,7 @@ def status(
 ) -> None:
     """Show how far a campaign has come, running or not; of a folder of campaigns or archives, what they measured."""
     from harness.campaign.progress import all_campaigns, campaign_status
+    from harness.cli.results import print_index
     from harness.results.layout import CAMPAIGN_JSON
     from harness.results.published import opened
 
@@ -470,25 +473,6 @@ def status(
     output.sentences(progress.answers)
     to_go = f"; about {duration(round(progress.remaining_s))} to go" if progress.done < len(runs) else ""
     output.sentence(f"{progress.done} of {len(runs)} done; {progress.activity}{to_go}.")
-
-
-def print_index(folder: Path, *, json: bool) -> None:
-    """Print what the campaigns and archives of a folder measured."""
-    from harness.analysis.summary import index
-
-    measured = index(folder)
-    table = measured.table
-    if json:
-        output.document({"configurations": table.records(), "refused": measured.refused})
-        return
-    shown = [index for index, column in enumerate(table.columns) if column.key not in {"workload", "campaign"}]
-    lines: dict[str, list[list[str]]] = {}
-    for row, cells in zip(measured.rows, table.texts, strict=True):
-        heading = f"\n{row['workload']}: {row['campaign']}"
-        lines.setdefault(heading, [[heading]]).append([cells[index] for index in shown])
-    output.table([table.titles[index] for index in shown], itertools.chain(*lines.values()))
-    for name, reason in measured.refused.items():
-        output.sentence(f"not listed: {name}: {reason}")
 
 
 def schema() -> None:

@@ -42,10 +42,10 @@ _OTHER_LINES = 4
 """Of the screen, which the configurations leave: titles, what is left out, the bar, the prompt."""
 
 
-def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait: bool = True) -> CampaignOutcome:
+def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait_s: float = WAIT_S) -> CampaignOutcome:
     """Run a campaign to its end, and show on stderr how far it is.
 
-    ``again``: verdicts of which experiments are run anew; ``wait``: for another harness on the same GPU.
+    ``again``: verdicts of which experiments are run anew; ``wait_s``: for another harness on the same GPU.
     """
     from harness.backends.base import make_backend
     from harness.campaign.runner import CampaignRunner
@@ -54,7 +54,7 @@ def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait: boo
     backend = make_backend(folder.spec, folder.campaign_id)
     with _bar(console) if console.is_terminal else nullcontext() as bar:
         listener = LiveBar(bar) if bar else PlainLines()
-        return CampaignRunner(folder, backend, listener=listener, wait_s=WAIT_S if wait else 0.0).run(again=again)
+        return CampaignRunner(folder, backend, listener=listener, wait_s=wait_s).run(again=again)
 
 
 @dataclass(slots=True)

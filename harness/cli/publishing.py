@@ -121,6 +121,7 @@ def reproduce(
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
     from harness.campaign.planners import most_repeats, published_source, refuse_same, with_more_repeats
+    from harness.host import WAIT_S
     from harness.results.published import opened
 
     if against and (results or force or most):
@@ -143,7 +144,9 @@ def reproduce(
             for line in _foreign_code(source.spec):
                 output.note(line)
             into = results or Path("results")
-            run_again = partial(_run_again, archive=archive, results=into, force=force, no_wait=no_wait)
+            run_again = partial(
+                _run_again, archive=archive, results=into, force=force, wait_s=0.0 if no_wait else WAIT_S
+            )
             folders = [run_again(source, before=[])]
             ran = [analyse(folders[0])]
             if more := more_repeats(analysis, ran[0], measures, within=within / 100, most=most):
@@ -195,19 +198,19 @@ def _runs(spec: CampaignSpec) -> str:
 
 
 def _run_again(
-    source: CampaignSource, *, archive: Path, before: Sequence[Path], results: Path, force: bool, no_wait: bool
+    source: CampaignSource, *, archive: Path, before: Sequence[Path], results: Path, force: bool, wait_s: float
 ) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.campaign.preflight import prepare
     from harness.cli.progress import run_shown
 
-    folder = prepare(source, results, force=force, say=output.note)
+    folder = prepare(source, results, force=force, say=output.note, wait_s=wait_s)
     against = " ".join(f"--against {ran}" for ran in (*before, folder.path))
     output.note(
         f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "
         f"{archive} {against}"
     )
-    run_shown(folder, wait=not no_wait)
+    run_shown(folder, wait_s=wait_s)
     return folder.path
 
 

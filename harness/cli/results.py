@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,7 +263,6 @@ def _refuse_many(paths: Sequence[Path]) -> None:
     """Where one path is a folder of campaigns, list them and raise UsageError: which of them are meant is not known."""
     import shlex
 
-    from harness.cli.campaign import print_index
     from harness.results.layout import CAMPAIGN_JSON
     from harness.results.published import SUFFIX
 
@@ -280,6 +280,25 @@ def _refuse_many(paths: Sequence[Path]) -> None:
             f"{path} holds {counted(len(inside), 'campaign')}: which are compared?",
             advice=f"E.g. harness compare {names}",
         )
+
+
+def print_index(folder: Path, *, json: bool) -> None:
+    """Print what the campaigns and archives of a folder measured."""
+    from harness.analysis.summary import index
+
+    measured = index(folder)
+    table = measured.table
+    if json:
+        output.document({"configurations": table.records(), "refused": measured.refused})
+        return
+    shown = [index for index, column in enumerate(table.columns) if column.key not in {"workload", "campaign"}]
+    lines: dict[str, list[list[str]]] = {}
+    for row, cells in zip(measured.rows, table.texts, strict=True):
+        heading = f"\n{row['workload']}: {row['campaign']}"
+        lines.setdefault(heading, [[heading]]).append([cells[index] for index in shown])
+    output.table([table.titles[index] for index in shown], itertools.chain(*lines.values()))
+    for name, reason in measured.refused.items():
+        output.sentence(f"not listed: {name}: {reason}")
 
 
 def _line(tested: Tested) -> dict[str, Any]:

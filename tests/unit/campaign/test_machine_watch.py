@@ -70,7 +70,7 @@ def test_a_second_harness_on_the_same_gpu_is_refused_with_the_process_that_measu
     with pytest.raises(DeviceInUseError, match=rf"process {os.getpid()}\) measures on GPU-b") as refused:
         harness("GPU-b", "GPU-c")
     assert (refused.value.exit_code, first.said) == (15, [])
-    assert harness("GPU-c").said  # nothing of the refused one is left
+    assert not harness("GPU-c").said  # nothing of the refused one is left
 
 
 def test_who_waits_says_so_once_and_measures_when_the_first_has_ended(harness, monkeypatch):
@@ -103,8 +103,8 @@ def test_an_interruption_ends_the_wait_with_nothing_held(harness):
 def test_harnesses_on_other_gpus_measure_at_once_and_say_it(harness):
     first, second = harness("GPU-a"), harness("GPU-b", "GPU-c")
 
-    assert first.said == []
-    assert second.said == [f"note: another harness (process {os.getpid()}) measures on GPU-a of this machine."]
+    assert first.said == second.said == []
+    assert [*second.beside()] == [f"note: another harness (process {os.getpid()}) measures on GPU-a of this machine."]
 
 
 def test_the_lock_of_a_killed_process_is_taken_although_a_child_of_it_lives(harness, tmp_path):

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 
 import pytest
 import typer
@@ -14,7 +15,9 @@ from harness.campaign.folder import create
 from harness.campaign.source import TEMPLATES, shipped_names
 from harness.cli import MOVED, app, listed
 from harness.cli.options import not_negative
-from harness.errors import EXIT_CODES, UsageError
+from harness.clock import SystemClock
+from harness.errors import EXIT_CODES, DeviceInUseError, UsageError
+from harness.host import HOST, LOCKS_VARIABLE, DeviceLocks
 from tests.support import forked
 from tests.support.experiments import campaign
 
@@ -299,6 +302,7 @@ def test_prices_and_waits_are_finite(value):
 def test_a_profile_on_a_cluster_needs_to_know_which(tmp_path):
     file = tmp_path / "local.yaml"
     assert harness("init", str(file), "--for", "sharing").returncode == 0
+    assert harness("init", str(file), "--for", "sharing").returncode == 2  # and is not written over
 
     done = harness("profile", "resnet50", "--kubernetes", str(file), cwd=tmp_path)
 
@@ -309,3 +313,18 @@ def test_a_profile_on_a_cluster_needs_to_know_which(tmp_path):
     file.write_text(file.read_text() + "backend: kubernetes\nkubernetes: {kubeconfig: absent.conf}\n")
     done = harness("profile", "resnet50", "--kubernetes", str(file), "--capacity", "memory", cwd=tmp_path)
     assert (done.returncode, "There is no kubeconfig at absent.conf" in done.stderr) == (3, True), done.stderr
+
+
+def test_a_gpu_in_use_ends_a_run_at_once_when_asked_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / "locks"))
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: ([], "none"))
+    held = DeviceLocks([HOST])
+    held.take(SystemClock(), threading.Event(), print)
+    words = ["run", "smoke", "--results", str(tmp_path / "results"), "--no-wait"]
+    try:
+        with pytest.raises(DeviceInUseError) as refused:
+            CliRunner().invoke(app, words, catch_exceptions=False)
+    finally:
+        held.release()
+
+    assert (refused.value.exit_code, (tmp_path / "results").exists()) == (15, False)
