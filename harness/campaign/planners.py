@@ -200,6 +200,14 @@ class UntilKnownPlanner(Planner):
         names = {cell.experiment_id(progress.blocks + 1) for cell in progress.following} - set(self._figures)
         block = [experiment for experiment in self._planned if experiment.experiment_id in names]
         why = self._why_it_ends(progress, block)
+        if why and progress.rivals:
+            decisive = {cell.experiment_id(0) for group in progress.rivals for cell in group}
+            fewer = [run for run in block if run.cell.experiment_id(0) in decisive]
+            if len(fewer) < len(block) and not self._why_it_ends(progress, fewer):
+                block, why = fewer, ""
+                self._say(
+                    f"Only {', '.join(run.experiment_id for run in fewer)} next: the budget has no time for the others."
+                )
         self._log(
             BLOCKS_END if why else BLOCK,
             experiments=[experiment.experiment_id for experiment in block],

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import fmean
 
-from harness.analysis.format import number, percent_more, replicas_in_words, whole_interval
+from harness.analysis.format import mode_name, number, percent_more, replicas_in_words, whole_interval
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.statistics import (
     SIGNIFICANCE,
@@ -109,17 +109,15 @@ class RepeatQuestion:
 
     @property
     def _of_best(self) -> str:
-        title = ALL[self.metric].title
-        where = f"{self.cell.workload.name}, {replicas_in_words(self.cell.replicas)}, {title}"
+        where = f"{self.cell.workload.name}, {replicas_in_words(self.cell.replicas)}, {_short(self.metric)}"
         if not self.repeats:
             return f"{where}: open; the first look is after {self.first_look} repeats."
         after = f"after {self.repeats} repeats"
         if self.reference is None or self.estimate is None:
             return f"{where}: {self.state}, {after}."
-        more = f"{percent_more(self.estimate)} against {self.reference.mode}"
-        if self.state is State.BEST:
-            return f"{where}: {self.cell.mode} is best, {more}, {after}."
-        return f"{where}: {self.state}, {self.cell.mode} {more}, {after}."
+        mode, more = mode_name(self.cell.mode), f"{percent_more(self.estimate)} vs {mode_name(self.reference.mode)}"
+        said = f"{mode} is best, {more}" if self.state is State.BEST else f"{self.state} ({mode} {more})"
+        return f"{where}: {said}, {after}."
 
 
 @dataclass(slots=True)
@@ -143,7 +141,7 @@ class RepeatProgress:
     def news(self) -> list[str]:
         """For who watches: where it stands; of the best mode what is known of each metric, once it was looked at."""
         best = [verdict.sentence for verdict in self.verdicts if verdict.best and verdict.state is not State.OPEN]
-        still = [ALL[verdict.metric].title for verdict in self.verdicts if verdict.best and verdict.state is State.OPEN]
+        still = [_short(verdict.metric) for verdict in self.verdicts if verdict.best and verdict.state is State.OPEN]
         if not best and not still:
             return [self.summary]
         return [
@@ -161,6 +159,11 @@ class RepeatProgress:
         counts = {state: sum(verdict.state is state for verdict in self.verdicts) for state in State}
         states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
         return f"Whole blocks of repeats: {self.blocks}; questions: {states}."
+
+
+def _short(metric: str) -> str:
+    """``p99`` of ``latency_p99_exact``."""
+    return metric.removeprefix("latency_").removesuffix("_exact")
 
 
 def share_of_look(wanted: UntilKnown, block: int) -> float:
@@ -281,10 +284,13 @@ def _judge_modes(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[st
     groups, needed = rivals(cells), list(cells)
     verdicts = [_first(wanted, group, metric.value) for group in groups for metric in wanted.compare]
     for block in range(1, wanted.max + 1):
-        if not all(cell.experiment_id(block) in runs for cell in needed):
+        # Of a later block a budget may have had time for what decides alone.
+        decisive = needed if block == 1 else [cell for cell in needed if any(cell in group for group in groups)]
+        if not all(cell.experiment_id(block) in runs for cell in decisive):
             return RepeatProgress(block - 1, verdicts, needed, groups)
         for cell in needed:
-            taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
+            if cell.experiment_id(block) in runs:
+                taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
         measurable = [cell for cell in cells if any(taken[cell.experiment_id(0)])]
         groups, needed = rivals(measurable or cells), measurable
         by_group = [(group, _first(wanted, group, metric.value)) for group in groups for metric in wanted.compare]

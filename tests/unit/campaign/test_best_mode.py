@@ -14,7 +14,7 @@ from harness.analysis.questions.decision import Certainty, decisions
 from harness.campaign import fit
 from harness.campaign.fit import fitted, least_budget_s
 from harness.campaign.settings import changes
-from harness.campaign.source import read_source
+from harness.campaign.source import given, read_source
 from harness.cli.decision import decisions_of, watched
 from harness.errors import CampaignFileError, CampaignInterruptedError, Issue, IssueLevel, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
@@ -211,6 +211,26 @@ def test_a_workload_is_built_in_a_factory_or_of_a_file(tmp_path):
     assert "127.0.0.1" in named(str(file))("name: x\nsharing: [mps]\n")
 
 
+def test_a_cluster_is_that_of_a_kubeconfig_or_of_a_campaign_file(tmp_path):
+    kubeconfig, file = tmp_path / "kubeconfig", tmp_path / "cluster.yaml"
+    kubeconfig.write_text("apiVersion: v1\nclusters: []\n")
+    file.write_text("name: x\nkubernetes: {namespace: mine, sharing_by: dra}\n")
+    text = "name: sharing\nworkloads: [{name: resnet50, device: cuda}]\nreplicas: [2]\n"
+
+    def spec(path):
+        return given(changes("sharing", ["sharing=[time-slicing]"], kubernetes=path)(text)).spec
+
+    assert spec(kubeconfig).kubernetes.kubeconfig == str(kubeconfig)
+    assert spec(file).kubernetes.namespace == "mine"
+    assert (spec(file).backend, spec(file).timing.preset) == ("kubernetes", "short")
+
+
+def test_a_mode_is_added_to_those_of_the_file():
+    assert read_source("sharing", changes("sharing", modes=["mig"])).spec.sharing == [*MODES, Sharing.MIG]
+    with pytest.raises(UsageError, match="--mode migg"):
+        read_source("sharing", changes("sharing", modes=["migg"]))
+
+
 class ModesStage(Stage):
     """Under MPS two replicas serve twice as much."""
 
@@ -259,6 +279,18 @@ def test_what_is_known_is_shown_when_it_is_interrupted(ended, capsys):
 
     (made,) = decisions_of(on.folder)
     assert made.sentence.split(":")[0] in capsys.readouterr().out
+
+
+def test_a_budget_with_no_time_for_whole_blocks_has_some_for_what_decides(tmp_path):
+    """Of four configurations at 10 s each."""
+    on = ModesStage(tmp_path, question="best-mode", max=6, budget="100 s")
+    outcome = on.run()
+
+    assert sorted(outcome.statuses) == sorted(
+        [*(f"tiny_r{replicas}_{mode}_rep1" for replicas in (1, 2) for mode in ("time-slicing", "mps"))]
+        + [f"tiny_r2_{mode}_rep2" for mode in ("time-slicing", "mps")]
+    )
+    assert {verdict.state for verdict in analyse(on.folder.path).progress.verdicts} <= {State.BEST, State.OPEN}
 
 
 def test_equal_modes_are_rarely_told_apart():
