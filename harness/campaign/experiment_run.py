@@ -149,7 +149,8 @@ class Attempt:
             *(self._deployment.others_on_gpus(self.folder / layout.TELEMETRY) if self._deployment else ()),
             *ignored_settings(self.statuses),
         ]
-        if summary is not None and summary.end_s is not None and self.provenance is not None:
+        recorded = summary is not None and summary.end_s is not None and summary.end_s > summary.start_s
+        if recorded and self.provenance is not None:
             self.client = evaluate(experiment, self.folder, window, statuses=self.statuses, provenance=self.provenance)
             self.findings += self.client.findings
         return give_verdict(

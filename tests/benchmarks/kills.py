@@ -156,7 +156,7 @@ class Trials:
         """One kill each time, as long as one harness has not done all of it."""
         command = running.start()
         while command.poll() is None:
-            time.sleep(self._chance.uniform(0, LATEST_S / 2))
+            time.sleep(self._chance.uniform(0, LATEST_S))
             processes = [it for it in running.processes() if it.pid != command.pid] if running.begun else []
             victims = [it for it in processes if self._is_victim(it)]
             if victims:

@@ -166,6 +166,21 @@ def test_what_an_interruption_left_is_measured_in_a_new_start(stage):
     assert resumed["because"] == "the harness was interrupted"
 
 
+def test_a_death_after_the_first_row_is_a_verdict_and_no_division_by_zero(stage):
+    on = stage(**SWEPT, limits=Limits(retries=0))
+    name = expand(on.folder.spec)[0].experiment_id
+    on.when(
+        events.RowsRecorded,
+        lambda: on.backend.deployments[0].die(0, at_s=on.clock.now_s()),
+        experiment_id=name,
+        rows=1,
+    )
+
+    assert on.runner().run().statuses[name] is Status.INVALID
+    assert on.manifest(name).rows == 1
+    assert ReasonCode.REPLICA_DIED in on.manifest(name).verdict.codes
+
+
 def test_two_configurations_share_no_start(stage):
     on = stage(**{**SWEPT, "replicas": [1, 2], "repeats": 2})
 
