@@ -7,7 +7,8 @@ import platform
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +26,8 @@ from harness.errors import AwayError, ImageError, Issue, IssueLevel, PreflightEr
 from harness.extras import EXTRA_OF, absent, advice_on
 from harness.host import WAIT_S, DeviceLocks
 from harness.metrics.nvml import gpu_facts
-from harness.spec import ExperimentSpec, KubernetesSpec
+from harness.spec import CampaignSpec, ExperimentSpec, KubernetesSpec
+from harness.spec.model import LOCAL
 
 DISK_RESERVE_BYTES = 200_000_000
 
@@ -95,17 +97,23 @@ def prepare(
     fault of the machine), PreflightError (not on this machine) and StorageError.
     """
     check_limits(source.spec, most(source.spec))
-    backend = make_backend(source.spec, campaign_id="preflight")
-    locks = DeviceLocks(measured_on(expand(source.spec)) if backend.name == "local" else [])
-    try:
-        locks.take(SystemClock(), threading.Event(), say, wait_s)
-        issues = check(certain(source.spec), results, backend)
+    with alone(source.spec, say, wait_s):
+        issues = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
         for issue in issues:
             if force or issue.severity is not IssueLevel.ERROR:
                 say(f"{issue.severity.value}: {issue.message} {issue.advice}".rstrip())
         if not force:
             refuse_errors(issues)
         return create(results, source.spec, text=source.text, source=source.origin)
+
+
+@contextmanager
+def alone(spec: CampaignSpec, say: Callable[[str], None], wait_s: float) -> Iterator[None]:
+    """Look at this machine while no other harness measures on the campaign's GPUs. Raises DeviceInUseError."""
+    locks = DeviceLocks(measured_on(expand(spec)) if spec.backend == LOCAL else [])
+    try:
+        locks.take(SystemClock(), threading.Event(), say, wait_s)
+        yield
     finally:
         locks.release()
 

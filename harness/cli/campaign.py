@@ -285,13 +285,17 @@ def run(
     `harness run sharing` needs no file: which sharing mode is best on this GPU, in five minutes.
     """
     from harness.campaign.fit import fitted
+    from harness.campaign.preflight import alone
     from harness.campaign.settings import changes
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
+    from harness.host import WAIT_S
 
     limits = thresholds(fail_on, baseline, within)
     wanted = changes(file, settings or (), workload=workload, modes=mode or (), budget=budget, kubernetes=kubernetes)
-    source = fitted(read_source(file, wanted), force=force, say=output.note)
+    source = read_source(file, wanted)
+    with alone(source.spec, output.note, 0.0 if no_wait else WAIT_S):
+        source = fitted(source, force=force, say=output.note)
     run_source(source, results, limits, force=force, no_wait=no_wait, report=report)
 
 

@@ -159,7 +159,7 @@ def test_the_budget_is_looked_at_before_every_experiment(tmp_path):
     def slow(replicas):
         if "mps" in on.now:
             with closing(Journal(on.folder.state)) as journal:
-                journal.append("step-ends", seconds=185.0)  # as of an attempt that was lost
+                journal.append("step-ends", experiment="lost", seconds=185.0)  # an attempt that was
         return usual(replicas)
 
     on.backend.sources = slow

@@ -17,7 +17,8 @@ from harness.cli import MOVED, app, listed
 from harness.cli.options import not_negative
 from harness.clock import SystemClock
 from harness.errors import EXIT_CODES, DeviceInUseError, UsageError
-from harness.host import HOST, LOCKS_VARIABLE, DeviceLocks
+from harness.host import LOCKS_VARIABLE, DeviceLocks
+from harness.metrics.nvml import GpuFacts
 from tests.support import forked
 from tests.support.experiments import campaign
 
@@ -315,12 +316,15 @@ def test_a_profile_on_a_cluster_needs_to_know_which(tmp_path):
     assert (done.returncode, "There is no kubeconfig at absent.conf" in done.stderr) == (3, True), done.stderr
 
 
-def test_a_gpu_in_use_ends_a_run_at_once_when_asked_before_anything_is_written(tmp_path, monkeypatch):
+@pytest.mark.parametrize("campaign", ["smoke", "sharing"])
+def test_a_gpu_in_use_ends_a_run_at_once_when_asked_before_anything_is_written(tmp_path, monkeypatch, campaign):
     monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / "locks"))
-    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: ([], "none"))
-    held = DeviceLocks([HOST])
+    gpus = [GpuFacts("a GPU", 1, 1, uuid="GPU-a", processes=(1,))]  # that of the other harness
+    for module in ("backends.devices", "campaign.fit"):
+        monkeypatch.setattr(f"harness.{module}.gpu_facts", lambda: (gpus, ""))
+    held = DeviceLocks(["GPU-a"])
     held.take(SystemClock(), threading.Event(), print)
-    words = ["run", "smoke", "--results", str(tmp_path / "results"), "--no-wait"]
+    words = ["run", campaign, "--results", str(tmp_path / "results"), "--no-wait"]
     try:
         with pytest.raises(DeviceInUseError) as refused:
             CliRunner().invoke(app, words, catch_exceptions=False)
