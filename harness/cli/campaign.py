@@ -55,7 +55,7 @@ CampaignFile = Annotated[
     str,
     Argument(
         metavar="FILE_OR_NAME",
-        help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling, mlperf-like.",
+        help="A campaign file, or one that is shipped: sharing, quickstart, smoke, replica-scaling, mlperf-like.",
         autocompletion=_campaigns,
     ),
 ]

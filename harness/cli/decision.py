@@ -36,6 +36,8 @@ def watched(folder: CampaignFolder) -> Iterator[None]:
         elif decisions:
             output.sentence("So far:")
             show(decisions)
+        elif _asks(folder):
+            output.note("So far nothing is known of which mode is best.")
         raise
 
 
@@ -80,8 +82,7 @@ def _at_most(spec: CampaignSpec) -> str:
 
 def _comparison(folder: CampaignFolder, analysis: CampaignAnalysis | None) -> Comparison | None:
     """Of the campaign's modes, where it asks for the best one."""
-    wanted = folder.spec.until_known
-    if wanted is None or not wanted.best_mode:
+    if not _asks(folder):
         return None
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.comparison import By, gather
@@ -90,6 +91,11 @@ def _comparison(folder: CampaignFolder, analysis: CampaignAnalysis | None) -> Co
     if not any(cell.used for cell in measured.cells):
         return None
     return gather([folder.path], By.SHARING, unlike=True, read=lambda _folder: measured)
+
+
+def _asks(folder: CampaignFolder) -> bool:
+    wanted = folder.spec.until_known
+    return wanted is not None and wanted.best_mode
 
 
 def show(decisions: list[Decision]) -> None:
