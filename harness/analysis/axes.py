@@ -13,6 +13,7 @@ from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.pages.plot import Panel, Picture, PlotSeries, ReferenceLine, interval_series
 from harness.analysis.pages.table import Column, Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate, t_interval
+from harness.errors import counted
 from harness.results.old_profile import OldProfile
 from harness.spec import StressLoad
 from harness.spec.workload import axes_of, values_of
@@ -45,6 +46,8 @@ _PANELS = (
 )
 LIMIT_PERCENT = 85.0
 _MOST_BARS = 24
+_WIDE = 0.5
+"""Half of an interval over its mean, beyond which the mean is no headline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,16 @@ class Family:
         if not self.measured:
             return [f"{self.title}: nothing could be measured.", *self.capacity]
         best = max(self.measured, key=lambda variant: variant.estimates["inputs"].mean)
-        rate = with_interval(best.estimates["inputs"], "inputs/s")
+        estimate = best.estimates["inputs"]
+        wide = estimate.half_width is not None and estimate.half_width > _WIDE * estimate.mean
+        rate = quantity(estimate.mean, "inputs/s") if wide else with_interval(estimate, "inputs/s")
         latency = best.mean("latency_mean")
         slow = "" if latency is None else f", {quantity(latency, 's')} per request"
         sentences = [f"The fastest setting of {self.title} is {best.name}: {rate}{slow}."]
+        if wide:
+            sentences.append(
+                f"Caveat: its runs differ too much ({counted(estimate.n, 'run')}, ± {100 * (estimate.half_width or 0) / estimate.mean:.0f}%): repeat it."
+            )
         if best.finding is not None:
             why = best.finding.sentence[:1].lower() + best.finding.sentence[1:]
             sentences.append(" ".join((f"At this setting: {why}", *best.finding.evidence, *best.finding.following)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from harness.analysis.format import quantity
+from harness.analysis.metrics.catalogue import ALL
 
 LEAST_SHARE = 0.25
 """Of the time: a cause that explains less is not what holds a workload back."""
@@ -194,8 +195,11 @@ def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
         names_by_reason: dict[str, list[str]] = {}
         for name in dict.fromkeys(lacking):
             names_by_reason.setdefault(missing.get(name, "not measured"), []).append(name)
-        why = tuple(f"{', '.join(names)}: {reason}." for reason, names in names_by_reason.items())
-        return BottleneckFound((), f"Cannot tell what holds it back: figures are missing.{known}", shares, missing=why)
+        why = tuple(
+            f"{', '.join(ALL[name].title if name in ALL else name for name in names)}: {reason}."
+            for reason, names in names_by_reason.items()
+        )
+        return BottleneckFound((), f"Cannot tell what holds it back: metrics are missing.{known}", shares, missing=why)
     if not dominates:
         largest = ", ".join(f"{cause} {_percent(least[cause])}" for cause in order[:3])
         return BottleneckFound((), f"Nothing dominates: the largest shares of the time are {largest}.", shares)

@@ -23,9 +23,7 @@ from harness.analysis.goodput import Best
 from harness.analysis.goodput import sentences as goodput_in_words
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.questions.condition_overhead import Interference
-from harness.analysis.questions.decision import decisions
-from harness.analysis.questions.question import ComparisonQuery
-from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
+from harness.analysis.questions.decision import decisions, in_one_sentence
 from harness.analysis.statistics import Estimate, Outcome
 from harness.errors import ResultsPathError, clipped, counted
 from harness.metrics.telemetry import TOLD_SHARE
@@ -74,39 +72,11 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
 
 
 def _decided(analysis: CampaignAnalysis) -> list[str]:
-    """Which sharing mode does best, a sentence per workload; nothing where one mode was measured."""
+    """Which sharing mode to use, and what is unclear; nothing where one mode was measured."""
     if len({cell.mode for cell in analysis.cells if cell.used}) < 2:
         return []
-    comparison = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
-    first: dict[str, Choice] = {}
-    for choice in choices(comparison, ComparisonQuery()):
-        if choice.goal.name in {MOST_THROUGHPUT, LOWEST_P99}:
-            first.setdefault(choice.workload, choice)  # The throughput comes first, unless it was set.
-    return [_choice_in_words(choice) for choice in first.values()]
-
-
-def _choice_in_words(choice: Choice) -> str:
-    (mode, best), (other, runner_up) = choice.best, choice.next
-    goal = choice.goal.name.removesuffix(" with many replicas")
-    than = f"{times(choice.gain.ratio)} that of" if choice.gain else "against"
-    by_how_much = f"{_figures(choice, best)}; {than} {other} with {replicas_in_words(runner_up.replicas)}"
-    where = f"under {mode} with {replicas_in_words(best.replicas)}, {by_how_much}"
-    if choice.clear:
-        return f"{choice.workload}: {goal} {where} (significant)."
-    sure = (
-        "no significant difference between the modes"
-        if choice.outcome is Outcome.NOT_SIGNIFICANT
-        else "too few runs to choose a mode"
-    )
-    return f"{choice.workload}: {sure}; {goal} here {where}."
-
-
-def _figures(choice: Choice, cell: Cell) -> str:
-    p99 = cell.estimates.get("latency_p99_exact")
-    if choice.goal.name == LOWEST_P99:
-        return with_interval(p99, "s") if p99 else ""
-    rate = with_interval(cell.estimates["throughput"], "requests/s")
-    return rate + (f" at a p99 of {quantity(p99.mean, 's')}" if p99 else "")
+    known = decisions(gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis))
+    return [in_one_sentence(known), *filter(None, (decision.unclear for decision in known))] if known else []
 
 
 def limits(analysis: CampaignAnalysis) -> list[str]:

@@ -28,7 +28,7 @@ from harness.analysis.format import (
 )
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, OF_REPLICAS
 from harness.analysis.narrative import absent_of, answers, caveats, concerns, concerns_of_all, headline, limits, remarks
-from harness.analysis.pages.curves import overview, scaling, stress_curve, timeline
+from harness.analysis.pages.curves import overview, runs_strip, scaling, stress_curve, timeline
 from harness.analysis.pages.plot import Picture, png
 from harness.analysis.pages.svg import chart, document
 from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables, table_of_tests
@@ -175,6 +175,7 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
         "tables": {name: scaling_tables(analysis, name) for name in analysis.workloads()},
         "overall": overview(analysis),
         "pictures": {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))},
+        "strip": runs_strip(analysis),
         "timelines": {run.name: timeline(run) for run in analysis.experiments if not run.damage},
         "stress_curves": [
             curve for series in analysis.stress_series if stress and (curve := stress_curve(series, stress))

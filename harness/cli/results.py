@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.analysis.axes import Family
     from harness.analysis.campaign import CampaignAnalysis
     from harness.analysis.contrasts.comparison import Comparison, Tested
+    from harness.analysis.questions.first_screen import FirstScreen
     from harness.analysis.questions.question import QuestionAnswer
 
 
@@ -225,10 +226,9 @@ def compare(
         judged = judge_analyses(limits, comparison.analyses)
         answered = answer_all(comparison, query)
         first = first_screen(comparison, query)
-        isolation, against_first = first.isolation, first.interference
         command = shlex.join(["harness", *sys.argv[1:]])
         page = write_comparison(html, first, answered, command, query) if html else None
-        conditions = against_first.sentences() if against_first else []
+        conditions = first.interference.sentences() if first.interference else []
         document = {
             "by": comparison.by.value,
             "sides": comparison.sides,
@@ -243,16 +243,13 @@ def compare(
                 for answer in answered
             ],
             "page": None if page is None else str(page),
-            "isolation": isolation.sentences,
+            "isolation": first.isolation.sentences,
             "overheads": conditions,
         }
     if json:
         output.document(document | judged.document())
     else:
-        company = {"Isolation from neighbours": isolation.sentences} if answered[0].table else {}
-        if details or not isolation.apart:
-            company["What does each condition cost?"] = conditions
-        _print_comparison(comparison, answered, company, details=details)
+        _print_comparison(first, answered, conditions, details=details)
         if page is not None:
             output.result(f"\npage: {page}")
         output.sentences(judged.sentences())
@@ -328,54 +325,61 @@ def _line(tested: Tested) -> dict[str, Any]:
 
 
 def _print_comparison(
-    comparison: Comparison, answered: list[QuestionAnswer], company: dict[str, list[str]], *, details: bool
+    first: FirstScreen, answered: list[QuestionAnswer], conditions: list[str], *, details: bool
 ) -> None:
+    """The plain table, the sentence, then the goals; with ``details`` every test and all answers."""
+    from harness.analysis.questions.recommendation import goals_table
+
+    comparison = first.comparison
     for sentence in comparison.unlike:
         output.note(f"differs: {sentence}")
     if len(comparison.sides) == 1:
         further = " Add --by workload to compare the workloads." if len(comparison.workloads()) > 1 else ""
         output.note(f"one side only ({comparison.sides[0]}): there is nothing to compare it with.{further}")
-    decision, *others = answered
-    _print_decision(decision)
-    sections: dict[str, list[str]] = {}
+    if first.table:
+        output.show(first.table)
+        output.result()
+    output.entry(first.sentence)
+    if first.choices:
+        output.result()
+        output.show(goals_table(first.choices))
+    for gap in answered[0].missing:
+        output.entry(f"({gap})")
     if details:
         _print_tests(comparison)
-        sections = {answer.question: [*answer.sentences, *(f"({gap})" for gap in answer.missing)] for answer in others}
-    for question, lines in (sections | {title: lines for title, lines in company.items() if lines}).items():
-        output.sentence("\n".join([f"\n{question}", *(f"  {line}" for line in lines)]))
+    _print_answers(first, answered, conditions, details=details)
     if not details:
         output.note(
-            f"\n{len(comparison.tests)} tests and {len(others)} more answers: add --details, or --html PAGE.html"
+            f"\n{len(comparison.tests)} tests and {len(answered) - 1} more answers: add --details, or --html PAGE.html"
         )
 
 
-def _print_decision(decision: QuestionAnswer) -> None:
-    """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
-    output.result(decision.question)
-    workload = ""
-    for row in decision.records:
-        if row["Workload"] != workload:
-            workload = row["Workload"]
-            output.result(f"\n{workload}")
-        output.entry(f"  {row['Goal']}: {row['Best']}, {row['Figure']}")
-        costs = f"; but {row['Costs elsewhere']}" if row["Costs elsewhere"] else ""
-        against = f"{row['Best / runner-up']} {row['Runner-up']}{costs}"
-        output.entry(f"    {row['How sure']}: {against}", verdict=row["How sure"])
-    for gap in decision.missing:
-        output.entry(f"({gap})")
+def _print_answers(first: FirstScreen, answered: list[QuestionAnswer], conditions: list[str], *, details: bool) -> None:
+    """What neighbours cost, and the answers behind the decision."""
+    isolation = first.isolation
+    short = [*(choice.takeaway for choice in isolation.best), *isolation.instead, *filter(None, [isolation.apart])]
+    sections = {"What do neighbours cost?": isolation.sentences if details else short} if first.choices else {}
+    if details:
+        sections |= {
+            answer.question: [*answer.sentences, *(f"({gap})" for gap in answer.missing)] for answer in answered[1:]
+        }
+    if details or not isolation.apart:
+        sections["What does each condition cost?"] = conditions
+    for question, lines in sections.items():
+        if lines:
+            output.sentence("\n".join([f"\n{question}", *(f"  {line}" for line in lines)]))
 
 
 def _print_tests(comparison: Comparison) -> None:
-    from harness.analysis.format import replicas_in_words
-    from harness.analysis.pages.table import ratio_entry
+    from harness.analysis.format import percent_more, replicas_in_words
 
     by_pair: dict[str, list[list[str]]] = {}
     for key, a, b, contrast in comparison.tests:
         title = f"\n{key.workload}, {replicas_in_words(key.replicas)}: {b} / {a}"
-        by_pair.setdefault(title, []).append([contrast.metric, ratio_entry(contrast.ratio).text, contrast.sentence])
+        by_pair.setdefault(title, []).append([contrast.metric, percent_more(contrast.ratio), contrast.sentence])
     for title, rows in by_pair.items():
         output.entry(title)
-        output.table(["measure", "ratio (95 %)", "answer"], rows)
+        output.table(["metric", "difference", "answer"], rows)
     for key, label in comparison.lonely:
         output.sentence(f"only {label}: {key.workload} with {key.replicas}")
 

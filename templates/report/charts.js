@@ -1,7 +1,7 @@
 "use strict";
 // Reads the charts to who points at them, hides series, enlarges, and sorts tables. Without it the page is whole.
 (() => {
-  const MOST = 12, NEAR_PX = 30, FEW_ROWS = 6;
+  const NEAR_PX = 30, FEW_ROWS = 6;
 
   function said(value, exact) {
     if (Math.abs(value) >= 100) return value.toLocaleString("en-GB", {maximumFractionDigits: 0});
@@ -28,11 +28,11 @@
     spot.setAttribute("class", "spot");
     spot.setAttribute("r", 6);
     pan.setAttribute("role", "group");
-    pan.setAttribute("aria-label", "Chart: arrow keys read its points, + and - enlarge it");
+    pan.setAttribute("aria-label", "Chart: arrow keys read its points, + enlarges it");
     const caption = figure.querySelector("figcaption");
     caption.id ||= figure.id + "-caption";
     panels.setAttribute("aria-labelledby", caption.id);
-    let known, current = null, scale = 1, base = 0, drag = null;
+    let known, current = null;
 
     function points() {
       known ??= JSON.parse(figure.querySelector("script").textContent).flatMap((panel, drawn) =>
@@ -82,14 +82,10 @@
       return best;
     }
 
-    function enlarge(factor, left = 0.5, top = 0.5) {
-      if (scale === 1) [base, pan.style.height] = [panels.getBoundingClientRect().width, `${pan.clientHeight}px`];
-      scale = Math.min(Math.max(scale * factor, 1), MOST);
-      figure.classList.toggle("large", scale > 1);
-      panels.style.width = scale > 1 ? `${base * scale}px` : "";
-      if (scale === 1) pan.style.height = "";
-      pan.scrollTo(left * pan.scrollWidth - pan.clientWidth / 2, top * pan.scrollHeight - pan.clientHeight / 2);
-      whole.hidden = scale === 1;
+    function enlarge(large) {
+      figure.classList.toggle("large", large);
+      larger.textContent = large ? "Smaller" : "Enlarge";
+      larger.setAttribute("aria-pressed", String(large));
       if (current) show(current);
     }
 
@@ -114,47 +110,20 @@
       });
       item.append(button);
     }
-    const whole = made("button", {type: "button", textContent: "Whole chart", hidden: true, className: "tool"});
-    whole.addEventListener("click", () => enlarge(0));
-    const larger = made("button", {type: "button", textContent: "Enlarge", className: "tool"});
-    larger.addEventListener("click", () => enlarge(2));
-    caption.append(larger, whole);
+    const larger = made("button", {type: "button", className: "tool"});
+    larger.addEventListener("click", () => enlarge(!figure.classList.contains("large")));
+    caption.append(larger);
+    enlarge(false);
     figure.append(tip);
 
-    pan.addEventListener("pointerdown", event => {
-      if (event.pointerType !== "mouse") return show(nearest(event));
-      if (event.button || !panels.contains(event.target)) return;
-      event.preventDefault();
-      drag = {x: event.clientX, y: event.clientY, area: made("div", {className: "area"})};
-      pan.setPointerCapture(event.pointerId);
-    });
-    pan.addEventListener("pointermove", event => {
-      if (!drag) return show(nearest(event));
-      const frame = figure.getBoundingClientRect();
-      Object.assign(drag.area.style, {
-        left: `${Math.min(drag.x, event.clientX) - frame.left}px`, width: `${Math.abs(event.clientX - drag.x)}px`,
-        top: `${Math.min(drag.y, event.clientY) - frame.top}px`, height: `${Math.abs(event.clientY - drag.y)}px`,
-      });
-      figure.append(drag.area);
-    });
-    pan.addEventListener("pointerup", event => {
-      if (!drag) return;
-      const width = Math.abs(event.clientX - drag.x), height = Math.abs(event.clientY - drag.y);
-      const box = panels.getBoundingClientRect();
-      const left = ((drag.x + event.clientX) / 2 - box.left) / box.width;
-      const top = ((drag.y + event.clientY) / 2 - box.top) / box.height;
-      drag.area.remove();
-      drag = null;
-      if (Math.max(width, height) > 8)
-        enlarge(Math.min(pan.clientWidth / Math.max(width, 1), pan.clientHeight / Math.max(height, 1)), left, top);
-    });
-    pan.addEventListener("pointercancel", () => { drag?.area.remove(); drag = null; });
-    pan.addEventListener("pointerleave", () => { if (!drag) show(null); });
+    pan.addEventListener("pointerdown", event => show(nearest(event)));
+    pan.addEventListener("pointermove", event => show(nearest(event)));
+    pan.addEventListener("pointerleave", () => show(null));
     pan.addEventListener("blur", () => show(null));
     pan.addEventListener("focus", () => { if (pan.matches(":focus-visible")) step(1); });
     const keys = {
       ArrowRight: () => step(1), ArrowLeft: () => step(-1), ArrowDown: () => step(1, true), ArrowUp: () => step(-1, true),
-      "+": () => enlarge(2), "-": () => enlarge(0.5), "0": () => enlarge(0), Escape: () => show(null),
+      "+": () => enlarge(true), "-": () => enlarge(false), Escape: () => show(null),
     };
     pan.addEventListener("keydown", event => {
       if (!(event.key in keys) || event.ctrlKey || event.metaKey || event.altKey) return;

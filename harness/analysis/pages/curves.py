@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun
 from harness.analysis.contrasts.comparison import CellKey, Comparison
-from harness.analysis.format import mode_name
+from harness.analysis.format import mode_name, replicas_in_words
 from harness.analysis.pages.plot import FAINT, INK, Panel, Picture, PlotSeries, ReferenceLine, interval_series
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate
@@ -334,6 +334,23 @@ def _dot_panel(title: str, rows: Sequence[Row], names: Sequence[str], rules: Seq
         series.append(marks)
     lines = [ReferenceLine(at, vertical=True, dashes="-") for at in rules]
     return Panel(title=title, rows=middles, depth=depth, series=series, rules=lines)
+
+
+def runs_strip(analysis: CampaignAnalysis) -> Picture | None:
+    """Every run as a dot in the row of its configuration, throughput and p99 of each workload; None without any."""
+    panels = []
+    for workload in analysis.workloads():
+        for title, metric, scale in (("requests/s", "throughput", 1.0), ("p99, ms", "latency_p99_exact", _MS)):
+            cells = [cell for cell in analysis.cells if cell.workload == workload and metric in cell.estimates]
+            rows: dict[int, dict[str, tuple[Estimate, Sequence[float]]]] = {}
+            for cell in cells:
+                mode = ", ".join(filter(None, [mode_name(cell.mode_shown), cell.condition]))
+                single = [scale * value for value in cell.figures(metric)]
+                rows.setdefault(cell.replicas, {})[mode] = cell.estimates[metric].scaled(scale), single
+            if rows:
+                of_count = [Row(replicas_in_words(count), rows[count]) for count in sorted(rows)]
+                panels.append((f"{workload}: {title}", of_count))
+    return dots("runs", "Every run, with the mean and its 95% interval", panels, columns=2) if panels else None
 
 
 def timeline(experiment: MeasuredRun) -> Picture:

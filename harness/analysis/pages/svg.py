@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, NamedTuple
 
@@ -64,8 +64,11 @@ def chart(picture: Picture) -> Chart:
     """A picture for a page."""
     boxes, classes = _boxes(picture), _classes(picture)
     width, height = picture.size
+    shared = _keys(picture, classes) if _alike(picture) else []
+    own = ["" if shared else _legend(_keys(replace(picture, panels=[panel]), classes)) for panel in picture.panels]
     panels = "".join(
-        f'<div><svg viewBox="0 0 {width:g} {height:g}">{_drawn(box, classes)}</svg></div>' for box in boxes
+        f'<div>{legend}<svg viewBox="0 0 {width:g} {height:g}">{_drawn(box, classes)}</svg></div>'
+        for box, legend in zip(boxes, own, strict=True)
     )
     columns = " ".join(["1fr"] * picture.columns)
     words = f'role="img" aria-label="{escape(picture.title)}" aria-description="{escape(picture.alt)}"'
@@ -73,7 +76,19 @@ def chart(picture: Picture) -> Chart:
     text = json.dumps([_data(box, classes) for box in boxes], separators=(",", ":"), ensure_ascii=False).replace(
         "<", "\\u003c"
     )
-    return Chart(f'<div class="panels" style="{style}" {words}>{panels}</div>', _keys(picture, classes), text)
+    return Chart(f'<div class="panels" style="{style}" {words}>{panels}</div>', shared, text)
+
+
+def _alike(picture: Picture) -> bool:
+    """Whether all panels that show something show the same series, so that one legend serves them."""
+    names = [{series.name for series in panel.series if series.name} for panel in picture.panels if panel.series]
+    return len(names) < 2 or all(own <= names[0] or names[0] <= own for own in names)
+
+
+def _legend(keys: Sequence[LegendEntry]) -> str:
+    swatch = '<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{}</svg>'
+    entries = (f'<li data-series="{key.series}">{swatch.format(key.swatch)}{escape(key.name)}</li>' for key in keys)
+    return f'<ul class="keys">{"".join(entries)}</ul>' if keys else ""
 
 
 def document(picture: Picture) -> str:

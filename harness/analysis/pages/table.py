@@ -85,6 +85,10 @@ class Table:
         """Of the columns."""
         return [column.title for column in self.columns]
 
+    def without(self, title: str) -> Self:
+        """The same without a column."""
+        return self._keeping([index for index, name in enumerate(self.titles) if name != title])
+
     def without_empty(self) -> Self:
         """The same without the columns that hold nothing in any row."""
         return self._keeping(
@@ -110,7 +114,7 @@ class Table:
         for title in order:
             if title in table.titles and table.width > width:
                 dropped.append(title)
-                table = table._keeping([index for index, name in enumerate(table.titles) if name != title])
+                table = table.without(title)
         rows = table.texts
         for index, column in enumerate(table.columns):
             excess = type(self)(table.columns, rows).width - width

@@ -8,7 +8,7 @@ from functools import partial
 from harness.analysis.campaign import CampaignAnalysis, Cell, load_state
 from harness.analysis.comparability import places, spread
 from harness.analysis.contrasts.comparison import Comparison
-from harness.analysis.format import DASH, TIMES, number, whole_interval, with_interval
+from harness.analysis.format import DASH, TIMES, number, percent, whole_interval, with_interval
 from harness.analysis.goodput import Best
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, STREAM_HEADLINE, exact_of
 from harness.analysis.pages.table import Column, Entry, Table, absent, figure_entry, ratio_entry
@@ -16,10 +16,11 @@ from harness.analysis.questions.condition_overhead import JUDGED, OF_NEIGHBOURS,
 from harness.analysis.statistics import Estimate, Outcome
 from harness.errors import counted
 
-_FIRST = ("throughput", "speed_up", "latency_p50_exact", "latency_p99_exact", "fairness")
-_MORE = ("cv", "inputs", "efficiency", "latency_mean", "latency_p90_exact", "latency_p95_exact")
-_ON_GPU, _MORE_ON_GPU = ("energy", "gpu_utilization"), ("gpu_memory", "cpu_psi")
-_ON_CPU, _MORE_ON_CPU = ("cpu_usage", "memory_usage"), ("cpu_psi",)
+_LATENCIES = ("p50_exact", "mean", "p90_exact", "p95_exact")
+_FIRST = ("throughput", "latency_p99_exact")
+_MORE = ("speed_up", "efficiency", "fairness", "cv", "inputs", *(f"latency_{name}" for name in _LATENCIES))
+_ON_GPU, _MORE_ON_GPU = ("energy",), ("gpu_utilization", "gpu_memory", "cpu_psi")
+_ON_CPU, _MORE_ON_CPU = ("cpu_usage",), ("memory_usage", "cpu_psi")
 _SM_ACTIVE = "gpu_sm_active"
 _RATIOS = {"speed_up", "efficiency"}
 _LOADS = {"cpu_psi", "gpu_utilization"}
@@ -35,11 +36,11 @@ def scaling_tables(analysis: CampaignAnalysis, workload: str) -> list[Table]:
 def _scaling_metrics(analysis: CampaignAnalysis) -> tuple[list[str], list[str]]:
     """Those that a reader wants first, and the others."""
     measured = {name for cell in analysis.cells for name in cell.estimates}
-    on_gpu = bool(measured & {*_ON_GPU, *_MORE_ON_GPU[:1], _SM_ACTIVE})
+    on_gpu = bool(measured & {*_ON_GPU, *_MORE_ON_GPU[:2], _SM_ACTIVE})
     first = [*_FIRST, *(_ON_GPU if on_gpu else _ON_CPU)]
     more = [*_MORE, *(_MORE_ON_GPU if on_gpu else _MORE_ON_CPU)]
     if _SM_ACTIVE in measured:
-        first[-1] = _SM_ACTIVE  # The other is 100 % as soon as some kernel always runs.
+        more.append(_SM_ACTIVE)
     if all(experiment.data.manifest.inputs_per_request == 1 for experiment in analysis.experiments):
         more.remove("inputs")  # The same number twice.
     return first, more
@@ -61,10 +62,11 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
         columns.append(
             (Column("Where", "where", words=True), lambda cell: spread(run.data.manifest for run in cell.used))
         )
-    columns += [
-        (Column("Verdict", "verdict", words=True), lambda cell: Entry("", badge=cell.badge)),
-        (Column("Runs", "runs"), lambda cell: f"{len(cell.used)}{f'/{cell.planned}' if cell.planned else ''}"),
-    ]
+    if tuple(names[:1]) == _FIRST[:1]:
+        columns.append((Column("Verdict", "verdict", words=True), lambda cell: Entry("", badge=cell.badge)))
+    else:
+        runs = Column("Runs", "runs")
+        columns.append((runs, lambda cell: f"{len(cell.used)}{f'/{cell.planned}' if cell.planned else ''}"))
     for name in names:
         heading = (OF_CONFIGURATIONS.get(name) or ALL[name]).heading
         columns.append((Column(heading, name), partial(_scaling_entry, name=name)))
@@ -186,18 +188,18 @@ def table_of_tests(comparison: Comparison) -> Table:
     columns = [
         Column("Workload", words=True),
         Column("Replicas"),
-        *(Column(title, words=True) for title in ("Measure", "Of", "Against")),
-        Column("Ratio"),
+        *(Column(title, words=True) for title in ("Metric", "Of", "Against")),
+        Column("Difference"),
         Column("Answer", words=True),
-        *map(Column, ("p, Holm", "Mann-Whitney p", "Hedges' g", "Cliff's delta")),
+        Column("p, Holm"),
     ]
     rows = []
     for key, a, b, contrast in comparison.tests:
-        effect = contrast.effect
-        numbers = (contrast.corrected_p, effect.mann_whitney_p, effect.hedges_g, effect.cliffs_delta)
-        shown = [DASH if value is None else f"{value:.2g}" for value in numbers]
-        where = [key.workload, key.replicas, contrast.metric, b, a]
-        rows.append([*where, ratio_entry(contrast.ratio), contrast.sentence, *shown])
+        p = DASH if contrast.corrected_p is None else f"{contrast.corrected_p:.2g}"
+        change, interval = percent(contrast.ratio)
+        entry = Entry(change, (interval,) if interval else (), value=contrast.ratio.mean)
+        metric = OF_CONFIGURATIONS.get(contrast.metric) or ALL[contrast.metric]
+        rows.append([key.workload, key.replicas, metric.heading, b, a, entry, contrast.sentence, p])
     return Table(columns, rows, "Every comparison with its tests")
 
 

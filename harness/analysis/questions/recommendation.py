@@ -201,7 +201,8 @@ def goals_table(best: Sequence[Choice]) -> Table:
             {"Goal": "" if row else goal, "Workload": choice.workload, **choice.in_words}
             for row, choice in enumerate(own)
         ]
-    return Table.of(rows, words=5, caption="The best mode for each goal")
+    table = Table.of(rows, words=5, caption="The best mode for each goal")
+    return table if len({choice.workload for choice in best}) > 1 else table.without("Workload")
 
 
 def _choose(comparison: Comparison, workload: str, goal: Goal) -> Choice | None:

@@ -111,4 +111,4 @@ def test_a_missing_power_reading_leaves_compute_and_power_open():
     finding = find(figures, {"gpu_power_capped": "the driver did not say"})
 
     assert finding.causes == ()
-    assert finding.missing == ("gpu_power_capped: the driver did not say.",)
+    assert finding.missing == ("At the power cap: the driver did not say.",)
