@@ -302,7 +302,7 @@ def dots(
     drawn = [_dot_panel(title, rows, names, rules) for title, rows in panels]
     columns = min(columns, len(panels))
     height = 37 + _SLOT * max(panel.depth for panel in drawn)
-    return Picture(name, title, drawn, columns, (240.0 if columns > 1 else 480.0, height))
+    return Picture(name, title, drawn, columns, (240.0 if columns > 1 else 360.0, height))
 
 
 def _dot_panel(title: str, rows: Sequence[Row], names: Sequence[str], rules: Sequence[float]) -> Panel:

@@ -169,8 +169,9 @@ def _recommended(group: Sequence[Decision]) -> str:
     """Which mode, and what it gains or loses by what differs significantly everywhere."""
     winner, first = group[0].winner, group[0].by_metric[0]
     if winner is None or winner.best is None:
-        known = [best for decision in group for best in decision.by_metric[:1]]
-        return f"No clear winner: {'; '.join(map(_so_far, known))}"
+        known = [(decision.workload, best) for decision in group for best in decision.by_metric[:1]]
+        named = (f"{f'{workload}, ' if len(known) > 1 else ''}{_so_far(best)}" for workload, best in known)
+        return f"No clear winner: {'; '.join(named)}"
     changes = [
         phrase for metric in DECIDES if (phrase := _change([decision.effects.get(metric) for decision in group]))
     ]

@@ -67,7 +67,7 @@ def test_markdown_links_every_plot_and_keeps_its_tables_whole(folder: Path) -> N
     table = rows[:5]
     assert len({line.count("|") for line in table}) == 1, table
     assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "3", "8"]
-    assert "1/2" in table[4]
+    assert "1/2" in rows[9]
     assert "resnet50_r8_time-slicing_rep2" in text
 
 
@@ -94,7 +94,7 @@ def test_a_rate_that_was_set_is_called_no_speed(
     assert "alone" not in found
     assert "From" not in found
     first = " ".join(headline(analysis, [], None))
-    assert "no significant difference between the modes; lowest p99 latency here under mps with" in first
+    assert first.startswith("No clear winner: ")
     assert "throughput" not in first
     kept = ["Latency limit of 15 ms for 99 % of the requests: kept in 2 of 15 runs, broken in the others."]
     assert limits(analysis) == (kept if campaign.startswith("h200-server") else [])
@@ -429,8 +429,9 @@ def test_a_campaign_of_two_metrics_has_a_report(tmp_path: Path, metrics: list[st
         for name in {"gpu_memory", "gpu_power", "gpu_temperature", "gpu_utilization", "cpu_usage"} - set(metrics):
             cell.estimates.pop(name, None)
         cell.estimates["gpu_sm_active"] = cell.estimates["throughput"]
-    first, *_ = scaling_tables(found, "resnet50")
-    assert ("SM active" in first.titles, "GPU use" in first.titles) == (True, False)
+    first, more, *_ = scaling_tables(found, "resnet50")
+    assert len(first.titles) <= 6
+    assert ("SM active" in more.titles, "GPU use" in more.titles) == (True, False)
 
 
 @pytest.mark.usefixtures("undrawn")

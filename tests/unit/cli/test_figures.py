@@ -189,7 +189,7 @@ def test_compare_has_room_in_80_columns_and_says_in_json_what_it_says_to_people(
     plain = CliRunner().invoke(app, ["compare", str(folder), "--details"]).stdout
     document = json.loads(CliRunner().invoke(app, ["compare", str(folder), "--json"]).stdout)
 
-    lines = plain.partition("\nWhat does each mode cost?")[0].splitlines()
+    lines = plain.partition("\nWhat do neighbours cost?")[0].splitlines()
     assert max(map(len, lines)) <= 80
     words = " ".join(plain.split())
     assert document["sentence"] in words
