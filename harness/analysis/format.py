@@ -18,6 +18,7 @@ _SCALES = {
 TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 MINUS = "\N{MINUS SIGN}"
 _DIGITS = 3
+_TOO_WIDE = "not decidable"
 _WHOLE_PERCENT = 10
 """Differences below so many percent have a decimal."""
 _EXACT, _WIDE = 1e-9, 0.5
@@ -96,7 +97,7 @@ def whole_interval(estimate: Estimate) -> str:
 def ratio_interval(estimate: Estimate) -> str:
     """The whole interval of a ratio; one that spans a factor of ten says nothing, and that is said."""
     if estimate.low and estimate.high and estimate.high > _UNDECIDED * estimate.low:
-        return "not decidable"
+        return _TOO_WIDE
     return whole_interval(estimate)
 
 
@@ -115,13 +116,15 @@ def times(estimate: Estimate, what: str = "") -> str:
 def percent(ratio: Estimate) -> tuple[str, str]:
     """A ratio as a difference, and its interval (empty without one): ``+137%``, ``117 to 158%``; ``-24%``, ``6 to 39%``.
 
-    An interval that holds 0 has the signs, of the others they are the difference's own.
+    An interval that holds 0 has the signs, of the others they are the difference's own; see ``ratio_interval``.
     """
     change, low, high = (None if end is None else 100 * (end - 1) for end in (ratio.mean, ratio.low, ratio.high))
     places = 0 if low is None or high is None or (abs(change or 0) >= _WHOLE_PERCENT and high - low >= 1) else 1
     mean = f"{change:+,.{places}f}%".replace("-", MINUS)
     if low is None or high is None:
         return mean, ""
+    if ratio_interval(ratio) == _TOO_WIDE:
+        return mean, _TOO_WIDE
     if low <= 0 <= high:
         return mean, f"{low:+,.{places}f} to {high:+,.{places}f}%".replace("-", MINUS)
     low, high = sorted((abs(low), abs(high)))

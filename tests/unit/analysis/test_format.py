@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.format import number, quantity, with_interval
+from harness.analysis.format import number, percent, quantity, with_interval
 from harness.analysis.pages.table import figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
 from harness.errors import clipped
@@ -70,7 +70,9 @@ def test_interval_shares_decimals_and_unit(mean: float, half: float | None, text
 
 @pytest.mark.parametrize(("low", "high", "said"), [(1.97, 2.68, "1.97 to 2.68"), (0.1, 80.0, "not decidable")])
 def test_a_ratio_known_to_a_factor_of_ten_at_best_is_not_decided(low: float, high: float, said: str) -> None:
-    assert ratio_entry(Estimate(2.3, low, high, 2, None)).small == (said,)
+    ratio = Estimate(2.3, low, high, 2, None)
+    assert ratio_entry(ratio).small == (said,)
+    assert (percent(ratio)[1] == "not decidable") == (said == "not decidable")
 
 
 def test_a_difference_reaches_below_nothing_and_a_quantity_does_not() -> None:
