@@ -93,8 +93,8 @@ class CampaignSpec(StrictModel):
     )
     sweep: SweepSpec | None = Field(
         None,
-        description="Measure every configuration under several loads, e.g. {concurrency: [4, 8, 16, 32], per: gpu} or "
-        "{rate: [2, 4, 8]}; null: under its own.",
+        description="Measure every configuration under several loads, e.g. {per: gpu, one_start: true, concurrency: [4, 8, 16, 32]} "
+        "or {rate: [2, 4, 8]}; null: under its own.",
     )
     conditions: Annotated[list[ConditionSpec], Apart] = Field(
         [],
@@ -112,7 +112,7 @@ class CampaignSpec(StrictModel):
     repeats: RepeatsOrNumber = Field(
         1,
         description="How often every experiment is run, 3 or more giving intervals; or {until_known: "
-        "{compare: [throughput, latency_p99], within: 0.05, decide: 0.95, max: 30, budget: 2 h}}.",
+        "{compare: [throughput, latency_p99], question: each, within: 0.05, decide: 0.95, max: 30, budget: 2 h}}.",
     )
     order: Order = Field(
         Order.INTERLEAVED,
