@@ -5,6 +5,7 @@ import email
 import io
 import itertools
 import json
+import re
 import time
 import wave
 from pathlib import Path
@@ -12,15 +13,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+from harness.campaign.plan import expand
+from harness.spec.load import parse_campaign
 from harness.spec.server import ServerSpec
 from harness.traffic.clients import HttpClient
 from harness.traffic.questions import questions
 from harness.traffic.records import BAD_ANSWER, OK, Exchange
+from tests.support.cases import every
 from tests.support.raw_server import RawServer, whole
 from tests.unit.traffic.engines import HOST
 
-PAGE = Path(__file__).parents[3] / "docs/servers.md"
-SECTION = PAGE.read_text(encoding="utf-8").partition("## Embeddings, rerankers, speech")[2]
+PAGE = (Path(__file__).parents[3] / "docs/servers.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+SECTION = PAGE.partition("## Embeddings, rerankers, speech")[2]
 WORKLOADS = yaml.safe_load(SECTION.partition("```yaml")[2].partition("```")[0])["workloads"]
 ANSWERS = {
     "embeddings": b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[0.1]}],"usage":{"total_tokens":9}}',
@@ -62,3 +67,11 @@ def test_a_form_holds_a_sound_as_it_is():
     assert model.get_payload() == "/models/whisper"
     with wave.open(io.BytesIO(sound.get_payload(decode=True))) as file:
         assert file.getnframes() == 5 * 16_000
+
+
+@every(block for block in BLOCKS if not block.startswith("name:"))
+def test_a_change_to_the_first_campaign_gives_a_valid_one(block):
+    campaign, change = yaml.safe_load(BLOCKS[0]), yaml.safe_load(block)
+    campaign["workloads"][0]["server"] |= change.pop("server", {})
+
+    assert expand(parse_campaign(yaml.safe_dump(campaign | change), origin="servers.md"))
