@@ -11,6 +11,7 @@ the kubelet of that node made it, for serving alone, under no other names and ad
 
 import base64
 import hashlib
+import ipaddress
 import json
 import os
 import re
@@ -29,6 +30,24 @@ READERS = "^(etcd|kube-apiserver|kube-controller-manager|kube-scheduler)$"
 SERVING, MONITORING, TOKEN = "kubelet-serving", "monitoring", "harness-token.json"
 SIGNER = "kubernetes.io/kubelet-serving"
 USAGES = {"digital signature", "key encipherment", "server auth"}
+# A request as kubelets write it: base64 alone within its frame.
+PEM = re.compile(r"-----BEGIN CERTIFICATE REQUEST-----\n([A-Za-z0-9+/=\n]+)\n-----END CERTIFICATE REQUEST-----\n?")
+# Tags of DER, and those of alternative names; texts are UTF8String and PrintableString.
+INTEGER, BIT_STRING, OCTETS, OBJECT, SEQUENCE, SET, ATTRIBUTES, TEXTS = (
+    0x02,
+    0x03,
+    0x04,
+    0x06,
+    0x30,
+    0x31,
+    0xA0,
+    (0x0C, 0x13),
+)
+DNS, ADDRESS = 0x82, 0x87
+KINDS = {0x81: "email", DNS: "DNS", 0x86: "URI"}
+# 1.2.840.113549.1.9.14, 2.5.29.17, 2.5.4.10 and 2.5.4.3.
+EXTENSION_REQUEST, ALTERNATIVE_NAME = bytes.fromhex("2a864886f70d01090e"), bytes.fromhex("551d11")
+ORGANIZATION, COMMON_NAME = bytes.fromhex("55040a"), bytes.fromhex("550403")
 MONITORING_DAYS_MIN, MONITORING_DAYS = 60, 365
 DAY_S, API_S, RETRY_S = 86400, 120, 1.0
 
@@ -103,20 +122,79 @@ def renew_control_plane(days: int, paths: list[Path]) -> None:
     mark.unlink()
 
 
+def values(der: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each of the DER values that lie one behind the other, to the last byte."""
+    found = []
+    while der:
+        start, size = 2, der[1] if len(der) > 1 else 0x80
+        if size > 0x80:
+            start += size & 0x7F
+            size = int.from_bytes(der[2:start], "big")
+            if size < 0x80 or not der[2]:
+                raise ValueError("a length that is not DER's")
+        elif size == 0x80:
+            raise ValueError("a value without a length")
+        if der[0] & 0x1F == 0x1F or len(der) < start + size:
+            raise ValueError("a value that is cut off, or of an unknown kind")
+        found.append((der[0], der[start : start + size]))
+        der = der[start + size :]
+    return found
+
+
+def shaped(der: bytes, *tags: int) -> list[bytes]:
+    """The contents of DER values that have these tags, and of no more."""
+    found = values(der)
+    if [tag for tag, _ in found] != list(tags):
+        raise ValueError(f"tags {[tag for tag, _ in found]} where a kubelet has {list(tags)}")
+    return [content for _, content in found]
+
+
+def parts(request: str) -> tuple[list[list[tuple[int, bytes]]], list[tuple[int, bytes]]]:
+    """Subject (type and value of each part) and alternative names of a request in PEM that is written as kubelets write theirs."""
+    # With the alternative names as its only extension: what is anything else may be read by the API server in a way of its own.
+    if (body := PEM.fullmatch(request)) is None:
+        raise ValueError("not one request in PEM alone")
+    (whole,) = shaped(base64.b64decode(body[1].replace("\n", ""), validate=True), SEQUENCE)
+    information, _, _ = shaped(whole, SEQUENCE, SEQUENCE, BIT_STRING)
+    _, subject, _, attributes = shaped(information, INTEGER, SEQUENCE, SEQUENCE, ATTRIBUTES)
+    pairs = [values(shaped(part, SEQUENCE)[0]) if tag == SET else [] for tag, part in values(subject)]
+    if not attributes:
+        return pairs, []
+    (attribute,) = shaped(attributes, SEQUENCE)
+    kind, listed = shaped(attribute, OBJECT, SET)
+    (extensions,) = shaped(listed, SEQUENCE)
+    (extension,) = shaped(extensions, SEQUENCE)
+    what, content = shaped(extension, OBJECT, OCTETS)
+    if (kind, what) != (EXTENSION_REQUEST, ALTERNATIVE_NAME):
+        raise ValueError("an extension that is none of alternative names")
+    return pairs, values(shaped(content, SEQUENCE)[0])
+
+
+def shown(tag: int, name: bytes) -> str:
+    """An alternative name for a person, on one line whatever is in it."""
+    if tag == ADDRESS and len(name) in {4, 16}:
+        return f"IP Address:{ipaddress.ip_address(name)}"
+    return f"{KINDS.get(tag, f'kind {tag:#x}')}:{repr(name)[2:-1]}"
+
+
 def wrong(spec: dict[str, Any], node: str, addresses: list[str]) -> str:
     """What a kubelet's request asks for that is not its node's; empty where there is nothing."""
-    request = base64.b64decode(spec["request"]).decode()
-    code, text = said("openssl", "req", "-noout", "-text", "-subject", "-nameopt", "RFC2253", given=request)
-    if code != 0:
-        return f"no request that can be read: {text}"
-    subject = re.findall(r"^subject=(.*)$", text, re.MULTILINE)
-    names = re.findall(r"Subject Alternative Name:[^\n]*\n\s*([^\n]+)", text)
-    wanted = {part.strip() for part in ",".join(names).split(",") if part.strip()}
-    more = sorted(wanted - {f"DNS:{node}", *(f"IP Address:{address}" for address in addresses)})
+    try:
+        request = base64.b64decode(spec["request"]).decode()
+        subject, names = parts(request)
+    except ValueError as error:
+        return f"what no kubelet asks for: {error}"
+    # openssl's own status is 0 for a wrong signature, too.
+    answer = said("sh", "-c", "openssl req -noout -verify 2>&1", given=request)[1]
+    if not answer.endswith("verify OK"):
+        return f"what it has not signed: {answer}"
+    own = {(DNS, node.encode()), *((ADDRESS, ipaddress.ip_address(address).packed) for address in addresses)}
+    more = [shown(*name) for name in sorted(set(names) - own)]
     more += sorted(set(spec.get("usages", ())) - USAGES)
-    if set(",".join(subject).replace(" ", "").split(",")) != {"O=system:nodes", f"CN=system:node:{node}"}:
-        more.append(f"the subject {subject}")
-    return ", ".join(more) or ("" if wanted else "no name at all")
+    whole = [(ORGANIZATION, b"system:nodes"), (COMMON_NAME, f"system:node:{node}".encode())]
+    if not any(subject == [[(OBJECT, kind), (tag, value)] for kind, value in whole] for tag in TEXTS):
+        more.append(f"the subject {[value for pair in subject for _, value in pair[1:]]}")
+    return ", ".join(more) or ("" if names else "no name at all")
 
 
 def approve(nodes: list[str]) -> list[str]:

@@ -171,21 +171,71 @@ NAMES = "DNS:gpu-1,IP:192.0.2.10"
 FINE = {"subject": SUBJECT, "names": NAMES, "user": "system:node:gpu-1", "usages": ["digital signature", "server auth"]}
 
 
+KEYS = {"ec": ("ec", "ec_paramgen_curve:P-256"), "rsa": ("rsa", "rsa_keygen_bits:2048")}
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Requests by subject and names, each made once: a key for all."""
+    """Requests by subject, names and kind of key, each made once; or with attributes in DER, signed all the same."""
     folder, found = tmp_path_factory.mktemp("requests"), {}
-    openssl("genpkey", "-algorithm", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", folder / "key")
+    for kind, (algorithm, option) in KEYS.items():
+        openssl("genpkey", "-algorithm", algorithm, "-pkeyopt", option, "-out", folder / kind)
 
-    def make(subject, names):
-        if (subject, names) not in found:
-            command = ["openssl", "req", "-new", "-key", str(folder / "key"), "-subj", subject]
-            command += ["-addext", f"subjectAltName={names}"] if names else []
-            done = subprocess.run(command, check=True, capture_output=True)
-            found[subject, names] = base64.b64encode(done.stdout).decode()
-        return found[subject, names]
+    def by_openssl(subject, names, key):
+        command = ["openssl", "req", "-new", "-key", str(folder / key), "-subj", subject]
+        command += ["-addext", f"subjectAltName={names}"] if names else []
+        return subprocess.run(command, check=True, capture_output=True).stdout
+
+    def by_hand(attributes, spoil):
+        key = str(folder / "ec")
+        public = subprocess.run(
+            ["openssl", "pkey", "-in", key, "-pubout", "-outform", "DER"], check=True, capture_output=True
+        )
+        parts = (("55040a", b"system:nodes"), ("550403", b"system:node:gpu-1"))
+        subject = [der(0x31, der(0x30, der(6, bytes.fromhex(kind)), der(0x13, value))) for kind, value in parts]
+        information = der(0x30, b"\2\1\0", der(0x30, *subject), public.stdout, der(0xA0, *attributes))
+        command = ["openssl", "dgst", "-sha256", "-sign", key]
+        signature = subprocess.run(command, input=information, check=True, capture_output=True).stdout
+        algorithm = der(0x30, der(6, bytes.fromhex("2a8648ce3d040302")))
+        whole = der(0x30, information, algorithm, der(3, b"\0", signature))
+        body = base64.encodebytes(spoil(whole)).decode()
+        return f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n".encode()
+
+    def make(subject, names, key="ec", attributes=None, spoil=bytes):
+        if attributes is not None:
+            return base64.b64encode(by_hand(attributes, spoil)).decode()
+        if (subject, names, key) not in found:
+            found[subject, names, key] = base64.b64encode(by_openssl(subject, names, key)).decode()
+        return found[subject, names, key]
 
     return make
+
+
+def der(tag, *contents):
+    """One value in DER."""
+    content = b"".join(contents)
+    size = bytes([len(content)]) if len(content) < 128 else b"\x82" + len(content).to_bytes(2, "big")
+    return (
+        bytes([tag]) + (size if len(content) < 128 or len(content) > 255 else b"\x81" + bytes([len(content)])) + content
+    )
+
+
+def extension(name, content, *critical):
+    return der(0x30, der(6, bytes.fromhex(name)), *critical, der(4, content))
+
+
+def requesting(*extensions):
+    """The attribute that asks for extensions."""
+    return der(0x30, der(6, bytes.fromhex("2a864886f70d01090e")), der(0x31, der(0x30, *extensions)))
+
+
+def alternative(*names):
+    return extension("551d11", der(0x30, *names))
+
+
+OWN, OWN_ADDRESS, OTHER = der(0x82, b"gpu-1"), der(0x87, bytes([192, 0, 2, 10])), der(0x82, b"kubernetes.default.svc")
+# Read by openssl as the names of this node, where the API server reads the ones behind it.
+COMMENT = extension("6086480186f842010d", der(0x16, b"X509v3 Subject Alternative Name:\n    DNS:gpu-1"))
 
 
 @pytest.fixture
@@ -198,7 +248,8 @@ def asked(machine, made, tmp_path):
         written = []
         for number, given in enumerate(items, 1):
             item = {"signer": "kubernetes.io/kubelet-serving", "answered": False} | given
-            spec = {"request": made(item["subject"], item["names"]), "signerName": item["signer"]}
+            how = {name: item[name] for name in ("key", "attributes", "spoil") if name in item}
+            spec = {"request": made(item["subject"], item["names"], **how), "signerName": item["signer"]}
             spec |= {"username": item["user"], "usages": item["usages"]}
             metadata = {"name": f"csr-{number}", "creationTimestamp": f"2026-11-28T10:0{number}:00Z"}
             status = {"conditions": [1]} if item["answered"] else {}
@@ -236,6 +287,53 @@ def test_a_renewal_is_approved_by_the_timer(asked, tmp_path):
 def test_what_is_not_this_nodes_is_left_and_named(asked, changed, said):
     with pytest.raises(SystemExit, match=f"csr-1 asks for .*{said}"):
         asked(FINE | changed)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{"key": "rsa"}, {"key": "ec"}, {"attributes": [requesting(alternative(OWN, OWN_ADDRESS))]}],
+    ids=["RSA", "EC", "by hand"],
+)
+def test_a_kubelet_s_request_is_approved_whatever_its_key(asked, how):
+    assert asked(FINE | how) == ["csr-1"]
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        [requesting(alternative(der(0x82, b"gpu-1\n"), OWN_ADDRESS, OTHER))],
+        [requesting(alternative(der(0x82, b"gpu-1\n")))],
+        [requesting(COMMENT), requesting(alternative(OTHER))],
+        [requesting(alternative(OWN)), requesting(alternative(OTHER))],
+        [requesting(alternative(OWN), alternative(OTHER))],
+        [requesting(alternative(OWN), extension("551d13", der(0x30, b"\1\1\xff")))],
+        [requesting(COMMENT)],
+        [
+            requesting(alternative(OWN)),
+            der(0x30, der(6, bytes.fromhex("2a864886f70d010907")), der(0x31, der(0x0C, b"x"))),
+        ],
+        [requesting(alternative(OWN, der(0x81, b"gpu-1")))],
+        [requesting(alternative(OWN, der(0x87, bytes(16))))],
+        [requesting(extension("551d11", der(0x30, OWN) + b"\5\0"))],
+        [requesting(extension("551d11", b"\x30\x81\7" + OWN))],
+        [requesting(extension("551d11", b"\x30\x80" + OWN + b"\0\0"))],
+        [requesting(extension("551d11", b"\x30\x09" + OWN))],
+    ],
+)
+def test_what_another_reader_could_take_for_more_is_not_approved(asked, attributes):
+    with pytest.raises(SystemExit, match="csr-1 asks for ") as failed:
+        asked(FINE | {"attributes": attributes})
+    assert "\n    DNS" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda whole: whole + b"\5\0", lambda whole: whole[:-1] + bytes([whole[-1] ^ 1])],
+    ids=["more", "signature"],
+)
+def test_a_request_that_has_more_behind_it_or_is_not_signed_is_not_approved(asked, spoil):
+    with pytest.raises(SystemExit, match="csr-1 asks for what"):
+        asked(FINE | {"attributes": [requesting(alternative(OWN))], "spoil": spoil})
 
 
 @pytest.mark.parametrize(
