@@ -185,7 +185,7 @@ node_app = typer.Typer(
 )
 app = typer.Typer(
     name="harness",
-    help="Measure what GPU sharing costs, from a bare machine to a decision.",
+    help="Find out what sharing a GPU costs, and which sharing mode to use.",
     epilog=f"Exit codes: {' · '.join(f'{code} {meaning}' for code, meaning in EXIT_CODES.items())}.",
     pretty_exceptions_enable=False,
     **_LOOKS,
@@ -208,7 +208,7 @@ def _root(
     *,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Measure what GPU sharing costs, from a bare machine to a decision."""
+    """Find out what sharing a GPU costs, and which sharing mode to use."""
 
 
 for _panel, _functions in _PANELS.items():

@@ -33,12 +33,12 @@ def profile(
     capacity: Annotated[
         Literal["knee", "memory"] | None,
         Option(
-            help="Raise the batch from the smallest of --batch: while throughput grows, or until 85 % of the GPU's memory is in use."
+            help="Raise the batch from the smallest of --batch: while throughput grows, or until 85% of the GPU's memory is in use."
         ),
     ] = None,
     most_batch: Annotated[int, Option(min=1, help="Largest batch that --capacity tries.")] = 65536,
     trace: Annotated[
-        bool, Option("--trace/--no-trace", help="Trace kernels after each recording: what holds it back.")
+        bool, Option("--trace/--no-trace", help="Trace kernels after each recording, to find the bottleneck.")
     ] = True,
     device: Annotated[Literal["auto", "cpu", "cuda"], Option(help="Device that it runs on.")] = "auto",
     results: Results = Path("results"),
@@ -50,7 +50,7 @@ def profile(
     verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
-    """Profile a workload: speed at each setting, what holds it back, and how far the batch goes.
+    """Profile a workload: speed at each setting, the bottleneck, and how far the batch goes.
 
     This is a campaign like any other, from a file with lists in its workload: `resume`, `report`, `verify` and `compare` take its
     folder. A setting that runs out of memory is recorded as such.
@@ -121,7 +121,7 @@ def probe(
     no_wait: NoWait = False,
     json: Json = False,
 ) -> None:
-    """Measure how long a turn on this GPU lasts, and what a switch to the next process takes.
+    """Measure the time-slice length and the context-switch time of this GPU.
 
     Each process runs one kernel that reads the GPU's clock without pause, and sees the times in which it was taken off.
     """

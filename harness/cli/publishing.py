@@ -117,7 +117,7 @@ def reproduce(
     verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     json: Json = False,
 ) -> None:
-    """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
+    """Run a published campaign again here, with its own commands, and compare each configuration."""
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
     from harness.campaign.planners import most_repeats, published_source, refuse_same, with_more_repeats

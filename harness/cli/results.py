@@ -186,7 +186,7 @@ def compare(
         ),
     ] = None,
     html: Annotated[
-        Path | None, Option(help="Also write the page that answers what each way of sharing costs.")
+        Path | None, Option(help="Also write the page that decides, with plots and every table.")
     ] = None,
     latency_limit_ms: Annotated[
         float | None,

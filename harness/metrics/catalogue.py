@@ -307,7 +307,7 @@ _STANDARD = (
         "latency",
         "Latency, p{} of the histogram",
         LATENCY,
-        "{} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
+        "{}% of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
         source=Source.LATENCY,
     ),
     _rate(
@@ -372,7 +372,7 @@ _PUBLISHED = (
             f"client_{name}",
             f"{title} at the client, p{{}}",
             f"inference_client_{name}_seconds",
-            f"{{}} % of the {text}; `all` pools the buckets of the replicas.",
+            f"{{}}% of the {text}; `all` pools the buckets of the replicas.",
             source=Source.PUBLISHED,
             workloads=(_STREAM,),
         )

@@ -172,7 +172,7 @@ class PodSettings(StrictModel):
 
     reserve: Resources = Field(
         {},
-        description="What a node must have free for each replica, and for each neighbour, e.g. {cpu: '2', memory: 8Gi}; it is no limit. "
+        description="What a node must have free for each replica, and for each neighbour, e.g. {cpu: '2', memory: 8Gi}; it is not a limit. "
         "Of processors it is also the share that a busy node gives it: with none it comes last. A server's `image` has its own.",
     )
     limit: Resources = Field({}, description="The most that each replica, and each neighbour, may use; {}: no limit.")

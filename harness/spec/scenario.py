@@ -54,11 +54,11 @@ class ScenarioSpec(StrictModel):
         None,
         gt=0,
         le=3_600_000,
-        description="99 % of the requests must be answered within it, from their intended time; null means no limit.",
+        description="99% of the requests must be answered within it, from their intended time; null means no limit.",
     )
     samples_per_query: UpTo4096 | None = Field(None, description="multi-stream: samples in one query; null means 8.")
     duration_s: WithinADay | None = Field(
-        None, description="Of LoadGen's test; null: 85 % of the recording, offline 75."
+        None, description="Of LoadGen's test; null: 85% of the recording, offline 75."
     )
     max_wait_ms: float | None = Field(
         None,

@@ -12,7 +12,7 @@ _OF_TOKENS = frozenset({"ttft", "ttfo", "itl", "tpot"})
 
 
 def _limit(percent: int, what: str) -> float | None:
-    limit: Positive | None = Field(None, description=f"{percent} % of {what} within it, milliseconds.")
+    limit: Positive | None = Field(None, description=f"{percent}% of {what} within it, milliseconds.")
     return limit
 
 

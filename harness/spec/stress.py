@@ -57,7 +57,7 @@ class StressSpec(StrictModel):
         None,
         ge=0.01,
         le=1,
-        description="Halve the way between the last good point and the next one until they lie so close, e.g. 0.1: 10 %; null: "
+        description="Halve the way between the last good point and the next one until they lie so close, e.g. 0.1: 10%; null: "
         "the points are all.",
     )
     price_per_gpu_hour: NotNegative | None = Field(

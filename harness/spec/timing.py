@@ -59,7 +59,7 @@ class StopWhenKnown(StrictModel):
         "together; objective: `slo` passes or fails.",
     )
     relative_half_width: Fraction = Field(
-        0.02, description="Half of each figure's 95 % interval, as a share of the figure, at which it counts as known."
+        0.02, description="Half of each metric's 95% interval, as a share of the metric, at which it is known."
     )
     min_s: float = Field(30.0, ge=1, le=86_400, description="Seconds recorded in any case; record_s is the most.")
 

@@ -45,7 +45,7 @@ _GRID = """
 - A reading that begins late keeps its grid time, and the lateness is in the recording's summary, as is how late the last answer
   to a reading came (`answered_within_s`). A reading that begins late by a whole step or more is missed: its rows say so.
 - What a replica counted is compared with the requests in its own log between the first and the last of its readings, within
-  1 % and what late answers, or a server's scrapes before their rows, explain. Where they disagree the experiment is DEGRADED.
+  1% and what late answers, or a server's scrapes before their rows, explain. Where they disagree the experiment is DEGRADED.
 - Rates and quantiles look back over a window of 4 steps (`rate_window_s` sets another), `(t - window, t]`, which holds
   4 scrapes. The recorder scrapes for one window before row 0, so that row 0 is as good as any other.
 - `rate()`, with its extrapolation and its handling of resets, and `histogram_quantile()` are computed as Prometheus computes
@@ -53,7 +53,7 @@ _GRID = """
   (passed with Prometheus 2.42 and 3.5).
 - `all` is the pool of the replicas: quantiles of the summed buckets (never an average of quantiles), mean latency weighted
   by requests, everything else a sum. A replica that died is left out, except that `total_count` keeps what it had served.
-- Quantiles are interpolated inside buckets about 8 % wide. A percentile to quote comes from the raw latencies, not from here.
+- Quantiles are interpolated inside buckets about 8% wide. A percentile to quote comes from the raw latencies, not from here.
 
 ## What the recorder reads
 

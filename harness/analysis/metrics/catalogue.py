@@ -163,7 +163,7 @@ _OF_TOKENS = {
     "ttft": ("First token", "From the intended time of a request to its first token"),
     "ttfo": (
         "First answer token",
-        "From the intended time of a request to the first token of its answer that is no reasoning",
+        "From the intended time of a request to the first token of its answer that is not reasoning",
     ),
     "tpot": ("Time per token", "Mean time of each token of an answer after the first"),
     "itl": ("Gap between tokens", "From one token of an answer to the next"),
@@ -172,14 +172,13 @@ _PERCENTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 def _exact(what: str, percent: str) -> ResultMetric:
-    """A percentile of what whoever asked measured."""
+    """A percentile of what the sender measured."""
     title, of = _OF_TOKENS.get(what, ("Latency", "From the intended time of a request to the end of its answer"))
     return _less(
         f"{what}_{percent}_exact",
         f"{title}, exact {percent}",
         "s",
-        f"{of}: nearest rank over every request of the recording, all replicas pooled, as whoever asked measured it. That of a "
-        "window, in curves, is an estimate from a histogram.",
+        f"{of}; nearest rank over all requests of the recording, at the sender.",
         partial(_quantile, what, _PERCENTS[percent]),
         short=f"Exact {percent}" if what == "latency" else f"{title} {percent}",
     )
@@ -219,7 +218,7 @@ _METRICS = (
         "requests",
         "Requests",
         "requests",
-        "Requests that were answered well within the recording, as whoever asked counted them.",
+        "Requests that were answered well within the recording, counted by the sender.",
         lambda run: float(len(run.data.requests.well)),
     ),
     _more(
@@ -406,7 +405,7 @@ OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {
             "speed_up",
             "Speed-up",
             "ratio",
-            "Mean throughput over that of one replica, with Welch's 95 % interval on the logarithms.",
+            "Mean throughput over that of one replica, with Welch's 95% interval on the logarithms.",
             None,
         ),
         ResultMetric("efficiency", "Efficiency", "ratio", "Speed-up over replicas.", None, higher_is_better=True),

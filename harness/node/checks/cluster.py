@@ -318,7 +318,7 @@ def _listed_devices(node: Node) -> int:
     unit=_KUBELET,
 )
 def node_advertises_its_slices(node: Node) -> Observation:
-    """The node advertises as many slices as its GPUs, the MIG instances asked for and the way of sharing come to; by claims, its driver lists them."""
+    """The node advertises as many slices as its GPUs, the MIG instances asked for and the sharing mode come to; by claims, its driver lists them."""
     expectation, devices = node.expected, _devices(node)
     given = this_node(node)["status"].get("allocatable", {})
     counts = {name: int(count) for name, count in given.items() if name.startswith("nvidia.com/")}

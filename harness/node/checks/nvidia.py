@@ -244,7 +244,7 @@ def persistence_daemon_runs(node: Node) -> Observation:
 
 @gpu_check("driver/fabric-manager", f"Install it at the driver's version, or {_DRIVER_AGAIN.lower()}.", unit=_FABRIC)
 def fabric_manager_runs(node: Node) -> Observation:
-    """Fabric Manager runs where the GPUs are joined by NVSwitches, whoever installs the driver."""
+    """Fabric Manager runs where NVSwitches join the GPUs, whatever installed the driver."""
     needs(_SWITCH.search(devices(node)), "the PCI bus has no NVSwitch")
     needs(has_driver(node), "no driver is loaded that it could serve")
     return same("active", node.machine.unit(_FABRIC).active)
