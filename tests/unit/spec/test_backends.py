@@ -37,6 +37,7 @@ EXAMPLES = {
     },
     "conditions.layer.preload_image": {"more": LAYER},
     "timing.telemetry_interval_s": {"more": "timing: {telemetry_interval_s: 0.1}"},
+    "timing.start": {"more": "timing: {start: forked}"},
 }
 ROWS = {place.strip("`"): lacking for place, lacking in capabilities.rows() if "neighbours" not in place}
 
