@@ -185,9 +185,7 @@ def compare(
             "time-slice. Default: campaign where several measured the same, else sharing, or workload where several servers ran under one mode."
         ),
     ] = None,
-    html: Annotated[
-        Path | None, Option(help="Also write the page that decides, with plots and every table.")
-    ] = None,
+    html: Annotated[Path | None, Option(help="Also write the page that decides, with plots and every table.")] = None,
     latency_limit_ms: Annotated[
         float | None,
         Option(

@@ -37,23 +37,14 @@ own. Where a workload does not, the rows say so.
 _GRID = """
 ## Rows
 
-- Row `k` belongs to `start + k * step` and to nothing else; the start is a whole multiple of the step, so that all metrics
-  and all experiments share their timestamps. A series has `record_s / step_s + 1` rows, always.
-- What a driver does not say (memory of a GB10, a Jetson or a vGPU) is missing; a broken GPU is named, and the others go on.
-- A value is missing with a reason, never 0. A metric that the machine cannot give (no GPU, no PSI) has a row at every
-  grid time, in the series named like its level (`gpu`, `node`), without a value and with the reason.
-- A reading that begins late keeps its grid time, and the lateness is in the recording's summary, as is how late the last answer
-  to a reading came (`answered_within_s`). A reading that begins late by a whole step or more is missed: its rows say so.
-- What a replica counted is compared with the requests in its own log between the first and the last of its readings, within
-  1% and what late answers, or a server's scrapes before their rows, explain. Where they disagree the experiment is DEGRADED.
-- Rates and quantiles look back over a window of 4 steps (`rate_window_s` sets another), `(t - window, t]`, which holds
-  4 scrapes. The recorder scrapes for one window before row 0, so that row 0 is as good as any other.
-- `rate()`, with its extrapolation and its handling of resets, and `histogram_quantile()` are computed as Prometheus computes
-  them, in the same order. Tests compare the two: on live replicas, and to 1e-9 on samples with restarts, gaps and a death
-  (passed with Prometheus 2.42 and 3.5).
-- `all` is the pool of the replicas: quantiles of the summed buckets (never an average of quantiles), mean latency weighted
-  by requests, everything else a sum. A replica that died is left out, except that `total_count` keeps what it had served.
-- Quantiles are interpolated inside buckets about 8% wide. A percentile to quote comes from the raw latencies, not from here.
+- Row `k` belongs to `start + k * step`; the start is a multiple of the step. A series always has `record_s / step_s + 1` rows.
+- A missing value has a reason and is never 0. A metric that the machine cannot give (no GPU, no PSI, memory of a GB10) has all its rows, without values.
+- A late reading keeps its grid time; the recording's summary has the lateness. A reading late by a whole step is missed.
+- A replica's counter is compared with its own log, within 1% and what late answers explain. If they disagree, the run is DEGRADED.
+- Rates and quantiles cover a window of 4 steps (`rate_window_s` sets another), `(t - window, t]`. The recorder scrapes for one window before row 0.
+- `rate()` and `histogram_quantile()` are computed as Prometheus computes them. Tests compare both to 1e-9 (Prometheus 2.42 and 3.5).
+- `all` pools the replicas: quantiles of the summed buckets, mean latency weighted by requests, everything else a sum. A dead replica is left out, except in `total_count`.
+- Quantiles are interpolated inside buckets about 8% wide. Quote percentiles from the raw latencies instead.
 
 ## What the recorder reads
 
@@ -62,30 +53,21 @@ _GRID = """
 """
 
 _PROMQL = """
-Replicas are scraped all at once over connections that stay open, with a deadline below the step. Processes are read with their
-children; the search for children is made every 5 seconds. NVML reads the devices that `CUDA_VISIBLE_DEVICES` lets through.
+Replicas are scraped in parallel, with a deadline below the step. Processes include their children. NVML reads the devices in `CUDA_VISIBLE_DEVICES`.
 
-Beside the metrics, `telemetry.csv` holds a fast series (`telemetry_interval_s`, at most 0.25 s): host CPU in percent, and for
-each device {columns}. Throttle reasons are NVML's bit mask; energy counts since the driver was loaded.
-In a cluster it holds every sample that Prometheus has of the GPUs in use, from these fields of DCGM: {fields}.
+`telemetry.csv` is a fast series (`telemetry_interval_s`, at most 0.25 s): host CPU in percent, and for each device {columns}.
+Throttle reasons are NVML's bit mask; energy counts since the driver was loaded. In a cluster it holds every sample of these fields of DCGM: {fields}.
 
 ## From Prometheus
 
-The exporter asks for one series per replica or device and one for the pool, in chunks below 11,000 points, several queries at
-once. A row has a value only if one of the metric's own raw samples lies in its step: Prometheus itself would repeat a sample for five
-minutes, over gaps and past the end. (A kubelet measures containers by a jittering clock of its own, and its samples keep that
-time: in a cluster `cpu_usage` and `memory_usage` may use a sample of the step before.) Quantiles read only the buckets that the range uses, which gives the same values
-for a fraction of the server's work. The window is one millisecond short, so that it holds as many scrapes up to version 2 of
-Prometheus (ranges closed on the left) as from version 3 on (open).
+A row has a value only if a raw sample of the metric lies in its step (a kubelet's clock jitters, so `cpu_usage` and `memory_usage` may use the step before). Prometheus itself would
+repeat a sample for five minutes. The window is one millisecond short, so that versions 2 and 3 of Prometheus see the same scrapes.
 
-Nodes are told apart by the label `node` of their metrics, and devices by `node` and `gpu`; a Prometheus that calls them otherwise
-is described in the campaign file (`prometheus_labels`). Over one node the series are `node` and `gpu-<number of the driver>`. Over
-several, each node has its series `node-<name>` and `node` is their mean; devices are counted through, `gpu-0`, `gpu-1`...,
-node by node, and the recording's summary in the manifest says which is which (`identities`). Two machines under one name at the same
-time are not mixed: their rows have no value, and the reason. Nor has a row where DCGM says a number that stands for no value (2147483632,
-4294967295, 9223372036854775794, 140737488355328.0); the memory of a GPU that MIG divides is the sum of its instances'.
+Nodes are told apart by the label `node`, devices by `node` and `gpu`; set `prometheus_labels` for other names. One node has the series `node` and `gpu-<number>`. Several
+nodes have `node-<name>` each and `node` as their mean; devices are numbered node by node (`identities` in the manifest). A row has no value, with a reason, if two machines share a name, or DCGM says a
+number that means none (2147483632, 4294967295, 9223372036854775794, 140737488355328.0). Memory of a MIG GPU is the sum of its instances.
 
-In a cluster, for a window of {window:g} s:
+The queries in a cluster, for a window of {window:g} s (p95 and p99 as p50):
 
 """
 
@@ -107,20 +89,7 @@ Every experiment is judged from its files, and again by `harness verify`:
 | throughput not steady: of {windows} windows the last {last} or more must agree within {tolerance:.0%} | degraded |
 | a metric that this machine cannot give; single missing values; a late settling | info |
 
-Replicas that count their active time (`active_share`) rest by themselves: their pauses without requests, their zeros and their
-uneven throughput are no faults.
-"""
-
-_FIGURES = """
-## Figures
-
-Each command prints one figure and whether its bar is met.
-
-| bar | command |
-|---|---|
-| a tick begins within 20 ms of its schedule at p99, 8 replicas | `python -m tests.benchmarks.recorder_tick` |
-| 24 h at 1 s with 8 replicas add less than 50 MB | `python -m tests.benchmarks.recorder_memory` |
-| an export is 4 times faster than the client's data frames, same values | `python -m tests.benchmarks.export_speed` |
+Pauses of replicas that count their active time (`active_share`) are not faults.
 """
 
 
@@ -161,7 +130,7 @@ def page() -> str:
             tolerance=quality.TOLERANCE,
         )
     )
-    return "".join([*parts, _FIGURES])
+    return "".join(parts)
 
 
 def _row(metric: Metric) -> str:
@@ -178,6 +147,8 @@ def _quoted(names: Sequence[str]) -> str:
 def _queries() -> Iterator[str]:
     dialect = cluster("inference", "resnet50-.*")
     for metric in CATALOGUE.values():
+        if metric.name.endswith(("_p95", "_p99")):
+            continue
         queries = render(metric, dialect, _WINDOW_S)
         yield f"# {metric.name}" + (" (counted on raw samples)" if metric.kind is Kind.COUNTER else "")
         yield from filter(None, (queries.each or queries.raw, queries.pooled))
