@@ -16,7 +16,7 @@ from harness.backends.base import make_backend
 from harness.campaign.plan import START_PER_PROCESS_S, START_S, estimate, one_experiment
 from harness.campaign.preflight import refuse_errors
 from harness.campaign.settings import Setting, with_settings
-from harness.campaign.source import CampaignSource, source_of
+from harness.campaign.source import GIVEN, SHIPPED_PREFIX, CampaignSource, source_of
 from harness.errors import Issue, IssueLevel, PreflightError, UsageError, duration
 from harness.metrics.nvml import gpu_facts
 from harness.sharing.modes import mode_of
@@ -47,7 +47,7 @@ def fitted(source: CampaignSource, *, force: bool = False, say: Callable[[str], 
     if wanted.budget is None:
         return source
     source = _within_budget(source, wanted.budget_s, say)
-    return _changed(source, ("repeats", "until_known", "max"), most_blocks(source.spec, wanted.budget_s))
+    return _changed(source, (("repeats", "until_known", "max"), most_blocks(source.spec, wanted.budget_s)))
 
 
 def _refuse_machine(spec: CampaignSpec, *, force: bool) -> None:
@@ -87,8 +87,9 @@ def _without_what_cannot_be(source: CampaignSource, say: Callable[[str], None]) 
     refused = {place: issues for place, issues in errors.items() if issues}
     if not refused:
         return source
+    every_issue = list(dict.fromkeys(issue for issues in refused.values() for issue in issues))
     if len(refused) == len(cells):
-        refuse_errors([issue for issues in refused.values() for issue in issues])
+        refuse_errors(every_issue)
     possible = [cell for place, cell in enumerate(cells) if place not in refused]
     modes = [mode for mode in spec.sharing if any(cell.sharing is mode for cell in possible)]
     for mode in spec.sharing:
@@ -98,11 +99,10 @@ def _without_what_cannot_be(source: CampaignSource, say: Callable[[str], None]) 
     too_many = {cells[place].replicas: issues[0] for place, issues in refused.items() if cells[place].sharing in modes}
     for count, issue in sorted(too_many.items()):
         say(f"left out: {count} replicas. {issue.message}")
-    source = _changed(source, ("sharing",), [mode.value for mode in modes])
     counts = [count for count in spec.replicas if count not in too_many]
     if not counts:
-        refuse_errors([issue for issues in refused.values() for issue in issues])
-    return _changed(source, ("replicas",), counts) if too_many else source
+        refuse_errors(every_issue)
+    return _narrowed(source, sharing=modes, replicas=counts)
 
 
 def _within_budget(source: CampaignSource, budget_s: float, say: Callable[[str], None]) -> CampaignSource:
@@ -137,11 +137,10 @@ def _smaller(source: CampaignSource) -> list[CampaignSource]:
     own = [mode for mode in spec.sharing if mode_of(mode).own_gpu]
     if len(spec.replicas) > len(counts):
         singles = [count for count in spec.replicas if count <= spec.gpus] if own else []
-        designs.append(_changed(source, ("replicas",), list(dict.fromkeys([*singles, *counts]))))
+        designs.append(_narrowed(source, replicas=list(dict.fromkeys([*singles, *counts]))))
     shared = [mode for mode in spec.sharing if mode not in own]
     if own and not any(cell.sharing in own for cell in decisive):
-        alone = _changed(source, ("sharing",), [mode.value for mode in shared])
-        designs.append(_changed(alone, ("replicas",), counts))
+        designs.append(_narrowed(source, sharing=shared, replicas=counts))
     return designs
 
 
@@ -171,6 +170,17 @@ def _in_words_of(spec: CampaignSpec) -> str:
     return f"{looks} runs each of {', '.join(_in_words(cell) for cell in spec.cells())}"
 
 
-def _changed(source: CampaignSource, place: tuple[str, ...], value: Any) -> CampaignSource:
+def _narrowed(source: CampaignSource, **axes: Sequence[Any]) -> CampaignSource:
+    """The same with these modes or numbers of replicas alone, and nothing that speaks of others."""
+    before = source.spec
+    after = before.model_copy(update=axes).without_what_has_no_effect()
+    written = after.model_dump(mode="json", exclude_none=True)
+    names = [name for name in CampaignSpec.model_fields if getattr(after, name) != getattr(before, name)]
+    return _changed(source, *(((name,), written.get(name)) for name in names)) if names else source
+
+
+def _changed(source: CampaignSource, *changes: tuple[tuple[str, ...], Any]) -> CampaignSource:
     name = source.origin.rpartition(":")[2].rpartition("/")[2]
-    return source_of(with_settings(source.text, [Setting(place, value, _OPTION)], origin=name), name, source.origin)
+    text = with_settings(source.text, [Setting(place, value, _OPTION) for place, value in changes], origin=name)
+    # What was changed is no longer that file: going on with it later compares it with none.
+    return source_of(text, name, source.origin if source.origin.startswith(SHIPPED_PREFIX) else GIVEN)

@@ -203,7 +203,7 @@ class UntilKnownPlanner(Planner):
         if why and progress.rivals:
             decisive = {cell.experiment_id(0) for group in progress.rivals for cell in group}
             fewer = [run for run in block if run.cell.experiment_id(0) in decisive]
-            if len(fewer) < len(block) and not self._why_it_ends(progress, fewer):
+            if fewer and len(fewer) < len(block) and not self._why_it_ends(progress, fewer):
                 block, why = fewer, ""
                 self._say(
                     f"Only {', '.join(run.experiment_id for run in fewer)} next: the budget has no time for the others."
@@ -320,7 +320,7 @@ def with_more_repeats(source: CampaignSource, more: Mapping[ConfigurationKey, in
         "conditions": [beside for beside in spec.conditions if beside.name in {key.condition for key in more}],
     }
     return CampaignSource(
-        spec.model_copy(update={**axes, "repeats": repeats}),
+        spec.model_copy(update={**axes, "repeats": repeats}).without_what_has_no_effect(),
         f"# {repeats} more repeats of a part of its cells, see campaign.json\n{source.text}",
         source.origin,
     )

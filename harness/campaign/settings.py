@@ -5,6 +5,7 @@ The changed text is checked like the file, and kept with the results as the camp
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from harness.errors import UsageError
-from harness.spec import Sharing
+from harness.spec import CampaignSpec, Sharing
 from harness.spec.model import nearest
 from harness.spec.yaml_tree import read_tree
 
@@ -69,7 +70,7 @@ def _setting(text: str) -> Setting:
         raise UsageError(f"--set {text!r} is not of the form KEY=VALUE.", advice="E.g. --set timing.record_s=20")
     try:
         return Setting(place, yaml.safe_load(value), "--set")
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # a date that there is not
         raise UsageError(
             f"--set {key}: {value!r} is no value of YAML.", advice=f"Quote a text: --set '{key}=\"...\"'"
         ) from None
@@ -101,7 +102,8 @@ def _modes(names: Sequence[str], text: str) -> Setting:
             raise UsageError(f"--mode {name}: there is no such sharing mode; {nearest(name, list(Sharing))}")
     _, data, _ = read_tree(text, origin="the campaign")
     listed = data.get("sharing") if isinstance(data, dict) else None
-    return Setting(("sharing",), list(dict.fromkeys([*(listed or []), *names])), "--mode")
+    of_file = listed or [mode.value for mode in CampaignSpec.model_fields["sharing"].default]
+    return Setting(("sharing",), list(dict.fromkeys([*of_file, *names])), "--mode")
 
 
 def _cluster(file: Path) -> list[Setting]:
@@ -137,7 +139,7 @@ def _put(node: Any, given: Setting, place: Sequence[str]) -> None:
     """Set a field below a mapping or list; of a list without a number that of every item."""
     part, *rest = place
     if isinstance(node, list):
-        if not part.isdigit():
+        if not part.isdecimal():
             for item in node:
                 _put(item, given, place)
             return
@@ -146,7 +148,7 @@ def _put(node: Any, given: Setting, place: Sequence[str]) -> None:
         if rest:
             _put(node[int(part)], given, rest)
         else:
-            node[int(part)] = given.value
+            node[int(part)] = copy.deepcopy(given.value)
         return
     if not isinstance(node, dict):
         at = given.place.index(part)
@@ -159,13 +161,13 @@ def _put(node: Any, given: Setting, place: Sequence[str]) -> None:
             node[part] = {}
         _put(node[part], given, rest)
     else:
-        node[part] = given.value
+        node[part] = copy.deepcopy(given.value)  # one object in several places would be written as an alias
 
 
 def _document(file: Path, option: str) -> dict[str, Any]:
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:  # no UTF-8, or a date that there is not
         why = getattr(error, "strerror", None) or "it is no YAML"
         raise UsageError(f"{option} {file} cannot be read: {why}.", advice="Give a campaign file.") from error
     return document if isinstance(document, dict) else {}

@@ -342,6 +342,17 @@ class CampaignSpec(StrictModel):
         ]
         return [cell for cell in cells if self._fits(cell)]
 
+    def without_what_has_no_effect(self) -> CampaignSpec:
+        """The same, of which axes were cut, without limits of modes that it no longer has, and exclusions of cells that it no longer has."""
+        every_cell = self.model_copy(update={"exclude": []}).cells()
+        return self.model_copy(
+            update={
+                "mps": self.mps if Sharing.MPS in self.sharing else None,
+                "time_slice": self.time_slice if Sharing.TIME_SLICING in self.sharing else [],
+                "exclude": [left_out for left_out in self.exclude if any(map(left_out.matches, every_cell))],
+            }
+        )
+
     def _loads(self) -> list[SweptLoad | None]:
         return [*self.sweep.loads()] if self.sweep else [None]
 

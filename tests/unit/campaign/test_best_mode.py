@@ -1,20 +1,23 @@
 """Which sharing mode is best, asked until it is known: the judge, the plan fitted to machine and budget, the decision."""
 
+from contextlib import closing
 from dataclasses import replace
 from math import sqrt
 
 import pytest
+import yaml
 from numpy.random import default_rng
 
 from harness.analysis.campaign import analyse
 from harness.analysis.contrasts.comparison import By, gather
-from harness.analysis.contrasts.until_known import State, judge, rivals
+from harness.analysis.contrasts.until_known import RepeatProgress, State, judge, rivals
 from harness.analysis.narrative import headline
 from harness.analysis.questions.decision import Certainty, decisions
-from harness.campaign import fit
+from harness.campaign import fit, planners
 from harness.campaign.fit import fitted, least_budget_s
+from harness.campaign.journal import Journal
 from harness.campaign.settings import changes
-from harness.campaign.source import given, read_source
+from harness.campaign.source import GIVEN, given, read_source
 from harness.cli.decision import decisions_of, watched
 from harness.errors import CampaignFileError, CampaignInterruptedError, Issue, IssueLevel, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
@@ -165,6 +168,40 @@ def test_a_model_that_does_not_fit_eight_times_is_measured_with_fewer(machine):
 
 
 @pytest.mark.usefixtures("machine")
+def test_what_was_fitted_is_compared_with_no_file_when_it_goes_on(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(of().text)
+
+    assert fitted(read_source(str(file)), say=print).origin == GIVEN
+    assert fitted(of(), say=print).origin == "shipped:sharing"
+
+
+def test_with_a_mode_goes_what_speaks_of_it_alone(machine):
+    machine[Sharing.MPS] = "there is no nvidia-cuda-mps-control on this machine."
+    excluded = "exclude=[{share: 1/N, replicas: 3}, {sharing: time-slicing, replicas: 3}]"
+    spec = fitted(of("5m", "mps={share: [all, 1/N]}", excluded), say=lambda _: None).spec
+
+    assert spec.mps is None
+    assert [(left_out.sharing, left_out.replicas) for left_out in spec.exclude] == [(Sharing.TIME_SLICING, 3)]
+
+
+def test_what_speaks_against_every_configuration_is_said_once(machine):
+    machine.update(dict.fromkeys(MODES, "no driver."))
+
+    with pytest.raises(PreflightError) as refused:
+        fitted(of(), say=print)
+    assert str(refused.value).count("no driver.") == 1
+
+
+def test_a_value_set_in_every_item_is_written_in_each():
+    text = "name: x\nworkloads: [{name: resnet50}, {name: whisper}]\nreplicas: [1]\n"
+    changed = changes("x", ["workloads.options={a: [1]}"])(text)
+
+    assert "&" not in changed
+    assert [item["options"] for item in yaml.safe_load(changed)["workloads"]] == [{"a": [1]}] * 2
+
+
+@pytest.mark.usefixtures("machine")
 def test_without_a_gpu_or_on_one_in_use_nothing_is_run(monkeypatch):
     monkeypatch.setattr(fit, "gpu_facts", lambda: ([replace(GPU, processes=(2**22 + 1, 2**22 + 2))], ""))
     with pytest.raises(PreflightError, match=f"{2**22 + 1}, {2**22 + 2}"):
@@ -183,6 +220,8 @@ def test_without_a_gpu_or_on_one_in_use_nothing_is_run(monkeypatch):
         ("workloads.3.batch_size=1", UsageError, "workloads.3.batch_size"),
         ("name.first=1", UsageError, "name.first"),
         ("timing", UsageError, "timing"),
+        ("description=2026-13-45", UsageError, "description"),
+        ("workloads.².batch_size=1", CampaignFileError, "workloads.0.²"),
     ],
 )
 def test_a_setting_is_checked_like_the_file_and_the_error_names_its_key(setting, error, names):
@@ -227,6 +266,8 @@ def test_a_cluster_is_that_of_a_kubeconfig_or_of_a_campaign_file(tmp_path):
 
 def test_a_mode_is_added_to_those_of_the_file():
     assert read_source("sharing", changes("sharing", modes=["mig"])).spec.sharing == [*MODES, Sharing.MIG]
+    text = "name: x\nworkloads: [{name: resnet50}]\nreplicas: [2]\n"
+    assert given(changes("x", modes=["mps"])(text)).spec.sharing == [Sharing.TIME_SLICING, Sharing.MPS]
     with pytest.raises(UsageError, match="--mode migg"):
         read_source("sharing", changes("sharing", modes=["migg"]))
 
@@ -291,6 +332,18 @@ def test_a_budget_with_no_time_for_whole_blocks_has_some_for_what_decides(tmp_pa
         + [f"tiny_r2_{mode}_rep2" for mode in ("time-slicing", "mps")]
     )
     assert {verdict.state for verdict in analyse(on.folder.path).progress.verdicts} <= {State.BEST, State.OPEN}
+
+
+def test_a_block_without_what_decides_ends_the_campaign_where_the_budget_has_no_time_for_it(tmp_path, monkeypatch):
+    on = ModesStage(tmp_path, question="best-mode", max=6, budget="1 h")
+    first, *others = on.folder.spec.cells()
+    progress = RepeatProgress(0, [], [first], [others])
+    monkeypatch.setattr(planners, "judge", lambda *_: progress)
+    monkeypatch.setattr(planners.UntilKnownPlanner, "_expected_s", lambda _, block: 10_000.0 * len(block))
+    with closing(Journal(on.folder.state)) as journal:
+        assert planners.planner_of(on.folder, journal).following() == []
+
+    assert [event["experiments"] for event in on.journal(planners.BLOCKS_END)] == [[first.experiment_id(1)]]
 
 
 def test_equal_modes_are_rarely_told_apart():

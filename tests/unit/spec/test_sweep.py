@@ -95,3 +95,20 @@ def test_more_repeats_are_of_the_loads_that_need_them():
 
     assert (more.sweep, more.sharing, more.repeats) == (SweepSpec(concurrency=[8]), [Sharing.MPS], 3)
     assert [key_of(cell) for cell in more.cells()] == [key_of(wanting)]
+
+
+def test_more_repeats_of_a_part_have_nothing_that_speaks_of_the_rest():
+    spec = CampaignSpec.model_validate(
+        {
+            "name": "part",
+            "workloads": [{"name": "resnet50"}],
+            "replicas": [1, 2],
+            "sharing": ["time-slicing", "mps"],
+            "mps": {"share": ["all", "1/N"]},
+            "exclude": [{"sharing": "mps", "replicas": 1}, {"sharing": "time-slicing", "replicas": 2}],
+        }
+    )
+    further = with_more_repeats(CampaignSource(spec, "", ""), {key_of(spec.cells()[0]): 2}).spec
+
+    assert (further.mps, further.exclude) == (None, [])
+    assert CampaignSpec.model_validate_json(further.model_dump_json()) == further
