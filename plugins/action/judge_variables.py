@@ -577,7 +577,8 @@ def misplaced(task_vars: Mapping[str, Any], given: Mapping[str, Any]) -> Iterato
         yield f"{host} is the same machine as {', '.join(twins)}, by how they are reached. Name each machine once."
     name = given.get("worker_node_name" if host in workers else "control_plane_node_name")
     taken = [one for one in others if name_of(one, hosts[one], given, workers) == name]
-    if host in workers and name and name == given.get("control_plane_node_name"):
+    key = "control_plane_node_name"
+    if host in workers and name and name in [hosts.get(one, {}).get(key, given.get(key)) for one in plane]:
         yield f"worker_node_name is {name}, which is the control plane's (control_plane_node_name). Each node needs a name of its own."
     elif host in workers and taken:
         yield f"worker_node_name is {name}, which {', '.join(taken)} has, too. Each node needs a name of its own."
@@ -595,7 +596,9 @@ def machine_of(host: str, values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def name_of(host: str, values: Mapping[str, Any], given: Mapping[str, Any], workers: Collection[str]) -> Any:
     """The name of another host's node."""
-    return values.get("worker_node_name", host) if host in workers else given.get("control_plane_node_name")
+    if host in workers:
+        return values.get("worker_node_name", host)
+    return values.get("control_plane_node_name", given.get("control_plane_node_name"))
 
 
 def shared_wrong(name: Any, given: Mapping[str, Any], others: list[Any]) -> Iterator[str]:

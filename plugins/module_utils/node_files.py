@@ -9,7 +9,6 @@ import glob
 import os
 import pwd
 import secrets
-import tempfile
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -73,20 +72,31 @@ class Files:
         """Writes the new file into a folder, and puts it in the place of the old one."""
         for left in folder.glob(f".{path.name}.*.new"):
             left.unlink()
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".new")
-        with os.fdopen(handle, "w", encoding="utf-8") as new:
-            new.write(content)
-            os.fchmod(new.fileno(), mode)
-            if uid is not None:
-                os.fchown(new.fileno(), uid, pwd.getpwuid(uid).pw_gid)
-                os.chown(path.parent, uid, pwd.getpwuid(uid).pw_gid)
-            new.flush()
-            os.fsync(new.fileno())
+        # A user could have a link lead root elsewhere: the folder is opened once, and all is done in what was opened.
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        place = os.open(path.parent, flags | (os.O_NOFOLLOW if uid else 0))
+        beside = os.dup(place) if folder == path.parent else os.open(folder, flags)
+        name = f".{path.name}.{secrets.token_hex(4)}.new"
         try:
-            Path(name).replace(path)
-        except OSError:
-            Path(name).unlink()
-            raise
+            if uid and os.fstat(place).st_uid not in {0, uid}:
+                raise PermissionError(f"{path.parent} is another user's")
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            with os.fdopen(os.open(name, flags, 0o600, dir_fd=beside), "w", encoding="utf-8") as new:
+                new.write(content)
+                os.fchmod(new.fileno(), mode)
+                if uid is not None:
+                    os.fchown(new.fileno(), uid, pwd.getpwuid(uid).pw_gid)
+                    os.fchown(place, uid, pwd.getpwuid(uid).pw_gid)
+                new.flush()
+                os.fsync(new.fileno())
+            try:
+                os.rename(name, path.name, src_dir_fd=beside, dst_dir_fd=place)
+            except OSError:
+                os.unlink(name, dir_fd=beside)
+                raise
+        finally:
+            os.close(place)
+            os.close(beside)
 
     def link(self, path: Path, target: str) -> None:
         """Brings one link to its target."""

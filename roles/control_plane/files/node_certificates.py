@@ -10,6 +10,7 @@ the kubelet of that node made it, for serving alone, under no other names and ad
 """
 
 import base64
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -19,6 +20,8 @@ import secrets
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,8 @@ KINDS = {0x81: "email", DNS: "DNS", 0x86: "URI"}
 EXTENSION_REQUEST, ALTERNATIVE_NAME = bytes.fromhex("2a864886f70d01090e"), bytes.fromhex("551d11")
 ORGANIZATION, COMMON_NAME = bytes.fromhex("55040a"), bytes.fromhex("550403")
 MONITORING_DAYS_MIN, MONITORING_DAYS = 60, 365
+# The timer comes once a day; a token is renewed a day earlier.
+TOKEN_DAYS_MIN = 2
 DAY_S, API_S, RETRY_S = 86400, 120, 1.0
 
 
@@ -87,12 +92,34 @@ def digest(path: Path) -> str:
 
 def put(path: Path, text: str) -> None:
     """Replaces a file at once, for its owner alone."""
-    own, new = path.stat(), path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        os.fchown(file.fileno(), own.st_uid, own.st_gid)
-        file.write(text)
-    new.replace(path)
+    # The folder may be a user's, who could have a link lead root elsewhere: it is opened once, and all is done in what was opened.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        own, new = os.stat(path.name, dir_fd=folder, follow_symlinks=False), f".{path.name}.new"
+        if own.st_uid != os.fstat(folder).st_uid:
+            raise PermissionError(f"{path} and its folder are of two owners. Give both to one, and run again.")
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(new, dir_fd=folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(new, flags, 0o600, dir_fd=folder), "w") as file:
+            os.fchown(file.fileno(), own.st_uid, own.st_gid)
+            file.write(text)
+        os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.close(folder)
+
+
+def all_of(steps: Iterable[tuple[Any, Callable[[], None]]]) -> None:
+    """Makes each step; where some fail, the others all the same, and ends with what each of them failed of."""
+    failed = []
+    for name, step in steps:
+        try:
+            step()
+        # A user's file may hold anything: RuntimeError is a home that is gone, TypeError and AttributeError another shape.
+        except (SystemExit, OSError, ValueError, LookupError, RuntimeError, TypeError, AttributeError) as error:
+            failed.append(f"{name}: {error}")
+    if failed:
+        raise SystemExit("\n".join(failed))
 
 
 def hand_on(path: Path, before: list[str], after: str) -> None:
@@ -117,9 +144,12 @@ def renew_control_plane(days: int, paths: list[Path]) -> None:
     containers = run("crictl", "ps", "--quiet", "--name", READERS).split()
     if containers:
         run("crictl", "stop", "--timeout", "30", *containers)
-    for path in paths:
-        hand_on(path, before, admin.read_text(encoding="utf-8"))
-    mark.unlink()
+    new = admin.read_text(encoding="utf-8")
+    try:
+        all_of((path, partial(hand_on, path, before, new)) for path in paths)
+    finally:
+        # Not a kill: one file that cannot be written is no reason to renew all again tomorrow.
+        mark.unlink()
 
 
 def values(der: bytes) -> list[tuple[int, bytes]]:
@@ -198,11 +228,11 @@ def wrong(spec: dict[str, Any], node: str, addresses: list[str]) -> str:
 
 
 def approve(nodes: list[str]) -> list[str]:
-    """Approves the newest request of each of these nodes that nobody has answered; says of the others what is wrong."""
+    """Approves the newest request of each of these nodes that nobody has answered; says why others are not."""
     code, text = said(*asking("get", "certificatesigningrequests", "--output", "json"))
-    items = sorted(
-        json.loads(text)["items"] if code == 0 else [], key=lambda item: item["metadata"].get("creationTimestamp") or ""
-    )
+    if code != 0:
+        return [f"the requests cannot be read: {text}"]
+    items = sorted(json.loads(text)["items"], key=lambda item: item["metadata"].get("creationTimestamp") or "")
     newest = {
         item["spec"].get("username"): item
         for item in items
@@ -216,9 +246,19 @@ def approve(nodes: list[str]) -> list[str]:
         addresses = (KUBERNETES / SERVING / node).read_text(encoding="utf-8").split()
         if reason := wrong(item["spec"], node, addresses):
             refused.append(f"{name} asks for {reason}")
-        elif said(*asking("certificate", "approve", name))[0] == 0:
+            continue
+        code, text = said(*asking("certificate", "approve", name))
+        if code == 0:
             sys.stdout.write(f"approved {name} of {node}\n")
+        else:
+            refused.append(f"{name} cannot be approved: {text}")
     return refused
+
+
+def approve_all(nodes: list[str]) -> None:
+    """Approves what these nodes ask for; ends with what was not approved."""
+    if refused := approve(nodes):
+        raise SystemExit("; ".join(refused))
 
 
 def settle(node: str, timeout_s: float) -> None:
@@ -230,7 +270,7 @@ def settle(node: str, timeout_s: float) -> None:
         if code == 0:
             return
         if time.monotonic() > deadline_s:
-            more = f" Requests that were not approved: {'; '.join(refused)}." if refused else ""
+            more = f" Not approved: {'; '.join(refused)}." if refused else ""
             raise SystemExit(
                 f"The API server does not reach the kubelet of {node}: {reason}.{more}\n"
                 "`kubectl get certificatesigningrequests` and `journalctl --unit kubelet` on the node say why; the node may ask for its"
@@ -270,21 +310,26 @@ def remaining_s(token: str) -> float:
         return -1
 
 
+def renew_token(word: str, asked: dict[str, Any]) -> None:
+    """Gives a user whose kubeconfig of the harness has a token that ends soon another one."""
+    path = Path(word).expanduser()
+    if path.is_symlink() or not path.is_file():
+        return
+    content = json.loads(path.read_text(encoding="utf-8"))
+    user = content["users"][0]
+    ours = user["name"] == f"{asked['account']}@{asked['namespace']}"
+    if not ours or remaining_s(user["user"]["token"]) >= max(int(asked["ttl_s"]) // 2, TOKEN_DAYS_MIN * DAY_S):
+        return
+    place = ("--namespace", asked["namespace"], "--duration", f"{asked['ttl_s']}s")
+    user["user"] = {"token": run(*asking("create", "token", asked["account"], *place))}
+    put(path, json.dumps(content, indent=1) + "\n")
+    sys.stdout.write(f"renewed the token in {path}\n")
+
+
 def renew_tokens() -> None:
-    """Gives users whose kubeconfig of the harness has a token that is half over another one."""
+    """Renews the tokens that are half over, or would end before the next day's run."""
     asked = json.loads((KUBERNETES / TOKEN).read_text(encoding="utf-8"))
-    for path in [Path(word).expanduser() for word in asked["paths"]]:
-        if path.is_symlink() or not path.is_file():
-            continue
-        content = json.loads(path.read_text(encoding="utf-8"))
-        user = content["users"][0]
-        ours = user["name"] == f"{asked['account']}@{asked['namespace']}"
-        if not ours or remaining_s(user["user"]["token"]) >= int(asked["ttl_s"]) // 2:
-            continue
-        place = ("--namespace", asked["namespace"], "--duration", f"{asked['ttl_s']}s")
-        user["user"] = {"token": run(*asking("create", "token", asked["account"], *place))}
-        put(path, json.dumps(content, indent=1) + "\n")
-        sys.stdout.write(f"renewed the token in {path}\n")
+    all_of((word, partial(renew_token, word, asked)) for word in asked["paths"])
 
 
 def wait_for_the_api() -> None:
@@ -301,21 +346,18 @@ def main() -> None:
     if sys.argv[1] == "serving":
         settle(sys.argv[2], float(sys.argv[3]))
         return
-    renew_control_plane(int(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
     nodes = sorted(path.name for path in (KUBERNETES / SERVING).glob("[!.]*"))
-    steps = [lambda: sys.stdout.writelines(f"not approved: {reason}\n" for reason in approve(nodes))] if nodes else []
-    steps += [renew_monitoring] if (KUBERNETES / MONITORING / "ca.key").exists() else []
-    steps += [renew_tokens] if (KUBERNETES / TOKEN).exists() else []
-    failed = []
-    if steps:
-        wait_for_the_api()
-    for step in steps:
-        try:
-            step()
-        except (SystemExit, OSError, ValueError, LookupError) as error:
-            failed.append(str(error))
-    if failed:
-        raise SystemExit("\n".join(failed))
+    by_api: list[tuple[str, Callable[[], None]]] = [("not approved", partial(approve_all, nodes))] if nodes else []
+    by_api += [("the monitoring", renew_monitoring)] if (KUBERNETES / MONITORING / "ca.key").exists() else []
+    by_api += [("the tokens", renew_tokens)] if (KUBERNETES / TOKEN).exists() else []
+
+    def ask() -> None:
+        if by_api:
+            wait_for_the_api()
+        all_of(by_api)
+
+    control_plane = partial(renew_control_plane, int(sys.argv[1]), [Path(word) for word in sys.argv[2:]])
+    all_of([("the control plane", control_plane), ("by the API server", ask)])
 
 
 if __name__ == "__main__":

@@ -46,6 +46,19 @@ def test_kepler_runs_where_a_machine_has_rapl_and_on_no_node_that_is_known_to_ha
     assert terms == [{"matchFields": [{**keys, "values": [name]} for name in ("controlplane", "three", "gpu-4")]}]
 
 
+def test_a_run_on_some_machines_leaves_kepler_off_the_others_that_have_no_rapl(tmp_path):
+    kubectl = KUBECTL.replace("esac", '*daemonset*) printf "controlplane three" ;;\nesac')
+    groups = {"control_plane": {"hosts": {"one": {}}}, "workers": {"hosts": {"two": {}}}}
+    nodes = {"one": {"rapl": True}, "two": {"rapl": False}}
+    ran = recorded_role.run(
+        tmp_path, "addons", nodes, {"all": {"children": groups}}, {"kubectl": kubectl}, addons_names=["kepler"]
+    )
+    (text,) = [given["manifest"] for name, given in ran.done["one"] if name == "kube_objects"]
+    (pods,) = [one["spec"]["template"]["spec"] for one in yaml.safe_load_all(text) if one["kind"] == "DaemonSet"]
+    ((term,),) = pods["affinity"]["nodeAffinity"].popitem()[1].values()
+    assert [field["values"] for field in term["matchFields"]] == [["two"], ["three"]]
+
+
 def test_without_any_rapl_there_is_no_kepler(tmp_path):
     ran = recorded_role.run(
         tmp_path, "addons", {"one": {"rapl": False}}, {"one": {}}, {"kubectl": KUBECTL}, addons_names=["kepler"]

@@ -144,17 +144,65 @@ def token(valid_s):
 
 
 @pytest.mark.parametrize(
-    ("name", "valid_s", "renewed"), [("h@i", 40, True), ("h@i", 60, False), ("other@i", 40, False)]
+    ("name", "valid_days", "days", "renewed"),
+    [("h@i", 40, 100, True), ("h@i", 60, 100, False), ("other@i", 40, 100, False), ("h@i", 1.9, 3, True)],
 )
-def test_a_token_that_is_half_over_is_replaced_where_the_file_is_the_account_s(renew, tmp_path, name, valid_s, renewed):
+def test_a_token_that_ends_soon_is_replaced_where_the_file_is_the_account_s(
+    renew, tmp_path, name, valid_days, days, renewed
+):
     path = tmp_path / "harness.conf"
-    path.write_text(json.dumps({"users": [{"name": name, "user": {"token": token(valid_s)}}]}))
+    path.write_text(json.dumps({"users": [{"name": name, "user": {"token": token(valid_days * DAY_S)}}]}))
     (tmp_path / "token").write_text("new\n")
-    asked = {"account": "h", "namespace": "i", "ttl_s": 100, "paths": [str(path), str(tmp_path / "nobody's")]}
+    asked = {"account": "h", "namespace": "i", "ttl_s": days * DAY_S, "paths": [str(path), str(tmp_path / "nobody's")]}
     (tmp_path / "kubernetes/harness-token.json").write_text(json.dumps(asked))
     calls = renew(365)
     assert (json.loads(path.read_text())["users"][0]["user"]["token"] == "new") == renewed
     assert calls == ["certs", "get", *["create"] * renewed]
+
+
+def test_a_user_s_file_that_cannot_be_read_keeps_nobody_else_s_from_its_token(renew, tmp_path):
+    yaml, good = tmp_path / "yaml", tmp_path / "good"
+    yaml.write_text("users: []\n")
+    good.write_text(json.dumps({"users": [{"name": "h@i", "user": {"token": token(0)}}]}))
+    (tmp_path / "token").write_text("new\n")
+    asked = {"account": "h", "namespace": "i", "ttl_s": 100, "paths": ["~no-such-user/x", str(yaml), str(good)]}
+    (tmp_path / "kubernetes/harness-token.json").write_text(json.dumps(asked))
+    with pytest.raises(SystemExit, match=r"~no-such-user/x: .*\n.*yaml: Expecting value"):
+        renew(365)
+    assert json.loads(good.read_text())["users"][0]["user"]["token"] == "new"
+
+
+@pytest.mark.parametrize("spoil", ["a link", "another's"])
+def test_root_writes_in_no_folder_that_a_user_could_have_led_elsewhere(renew, tmp_path, monkeypatch, spoil):
+    for name in ("etc", "home", "kube"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "home/.kube").symlink_to(tmp_path / "etc")
+    bad = tmp_path / ("home/.kube/config" if spoil == "a link" else "kube/config")
+    copy = tmp_path / "copy"
+    for path in (bad, copy):
+        path.write_text("old\n")
+    if spoil == "another's":
+        fstat, kube = os.fstat, (tmp_path / "kube").stat().st_ino
+
+        def of_another(number):
+            values = list(fstat(number))
+            return os.stat_result([*values[:4], values[4] + (values[1] == kube), *values[5:]])
+
+        monkeypatch.setattr(os, "fstat", of_another)
+    with pytest.raises(SystemExit, match=r"config|kube"):
+        renew(10, bad, copy)
+    assert (bad.read_text(), copy.read_text()) == ("old\n", "new\n")
+    assert not (tmp_path / "kubernetes/renewal-unfinished").exists()
+
+
+def test_where_the_control_plane_cannot_be_renewed_the_tokens_are(renew, tmp_path):
+    asked = {"account": "h", "namespace": "i", "ttl_s": 100, "paths": []}
+    (tmp_path / "kubernetes/harness-token.json").write_text(json.dumps(asked | {"paths": [str(tmp_path / "conf")]}))
+    (tmp_path / "conf").write_text(json.dumps({"users": [{"name": "h@i", "user": {"token": token(0)}}]}))
+    (tmp_path / "token").write_text("new\n")
+    with pytest.raises(SystemExit, match="crictl ps"):
+        renew(10, status=1)
+    assert "new" in (tmp_path / "conf").read_text()
 
 
 def test_where_one_renewal_fails_the_others_are_made_all_the_same(renew, tmp_path):
@@ -269,6 +317,16 @@ def test_what_is_this_nodes_is_approved_and_of_several_the_newest(asked, capsys)
 def test_a_renewal_is_approved_by_the_timer(asked, tmp_path):
     (tmp_path / "certificates").write_text('{"certificates": []}')
     assert asked(FINE, FINE | {"user": "system:node:gpu-2"}, words=(90,)) == ["csr-1"]
+
+
+@pytest.mark.parametrize("fails", ["get certificatesigningrequests", "certificate approve", "nothing"])
+def test_what_the_timer_could_not_approve_is_its_failure(asked, tmp_path, fails):
+    (tmp_path / "certificates").write_text('{"certificates": []}')
+    broken = KUBECTL.replace('case "$*" in', f'case "$*" in\n  "{fails}"*) echo "forbidden" >&2; exit 1 ;;', 1)
+    tree.programs(tmp_path / "bin", ["kubectl"], broken.format(folder=tmp_path))
+    item = FINE | ({"names": ""} if fails == "nothing" else {})
+    with pytest.raises(SystemExit, match=r"not approved: .*(forbidden|no name at all)"):
+        asked(item, words=(90,))
 
 
 @pytest.mark.parametrize(

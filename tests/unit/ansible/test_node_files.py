@@ -2,6 +2,8 @@
 
 import base64
 import errno
+import os
+import types
 
 import pytest
 import tree
@@ -130,18 +132,32 @@ def test_what_a_killed_run_left_goes_with_the_next_write(tmp_path):
 def test_a_folder_that_is_a_mount_has_its_new_files_beside_the_old_ones(tmp_path, monkeypatch):
     path = tmp_path / "kubelet/config.yaml"
     files().file(path, "old", "0644", "")
-    replace = module.Path.replace
+    rename = os.rename
 
-    def across(new, target):
-        if new.parent != target.parent:
+    def across(new, target, *, src_dir_fd, dst_dir_fd):
+        if not os.path.sameopenfile(src_dir_fd, dst_dir_fd):
             raise OSError(errno.EXDEV, "Invalid cross-device link")
-        return replace(new, target)
+        rename(new, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
-    monkeypatch.setattr(module.Path, "replace", across)
+    monkeypatch.setattr(module.os, "rename", across)
     files().file(path, "new", "0600", "")
 
     assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
     assert [one.name for folder in (tmp_path, path.parent) for one in folder.iterdir()] == ["kubelet", "config.yaml"]
+
+
+def test_a_user_s_folder_that_is_a_link_leads_root_nowhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(module.pwd, "getpwnam", lambda _: types.SimpleNamespace(pw_uid=1000))
+    monkeypatch.setattr(module.pwd, "getpwuid", lambda _: types.SimpleNamespace(pw_gid=1000))
+    owned = []
+    monkeypatch.setattr(module.os, "chown", lambda *words: owned.append(words))
+    monkeypatch.setattr(module.os, "fchown", lambda *words: owned.append(words))
+    for name in ("home", "etc"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "home/.kube").symlink_to(tmp_path / "etc")
+    with pytest.raises(OSError, match=r"\.kube"):
+        files().file(tmp_path / "home/.kube/config", "x", "0600", "ada")
+    assert (owned, list((tmp_path / "etc").iterdir())) == ([], [])
 
 
 def test_a_file_to_be_mended_only_is_not_made(tmp_path):

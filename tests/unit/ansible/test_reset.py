@@ -28,7 +28,7 @@ OTHERS += ["net.d/own.d/key", "bin/flannel", "bin/own"]
 LEFT = ["/var/lib/cni", "/var/lib/kubelet", "/var/lib/etcd", "/var/lib/calico", "/usr/libexec/kubernetes"]
 LEFT += ["/var/log/containers", "/var/log/pods", "/var/log/calico"]
 LEFT += ["/etc/systemd/logind.conf.d/99-kubelet.conf", "/var/lib/containers/cache", "/var/log/crio"]
-LEFT += ["/var/lib/systemd/timers/stamp-node-etcd-snapshot.timer"]
+LEFT += ["/var/lib/systemd/timers/stamp-node-etcd-snapshot.timer", "/etc/kubernetes/harness-token.json"]
 
 
 def test_a_reset_removes_what_a_cluster_leaves_and_keeps_the_distribution_s_folders():

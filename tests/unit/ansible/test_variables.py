@@ -294,6 +294,17 @@ def test_a_host_is_one_machine_with_a_name_of_its_own():
     assert "worker_node_name is controlplane" in taken
 
 
+def test_the_control_plane_s_name_is_the_one_of_its_own_host():
+    groups = {"control_plane": ["one"], "workers": ["two"]}
+    hosts = {"one": {"control_plane_node_name": "head", "ansible_host": "192.0.2.1"}, "two": {}}
+    host = {"inventory_hostname": "two", "groups": groups, "hostvars": hosts}
+    given = {"worker_node_name": "head", "control_plane_node_name": "controlplane"}
+    (taken,) = judge.misplaced(host, given)
+    assert "worker_node_name is head, which is the control plane's" in taken
+    shared = {**given, "worker_node_name": "controlplane", "device_plugin_sharing_of": {"head": "mps"}}
+    assert list(judge.misplaced(host, shared)) == []
+
+
 def test_two_control_planes_are_refused():
     (two,) = judge.one_control_plane({"groups": {"control_plane": ["one", "other"]}})
     assert "2 hosts (one, other)" in two
