@@ -121,6 +121,7 @@ class FileLock:
         if self._descriptor in _open_locks:
             _open_locks.remove(self._descriptor)
             os.close(self._descriptor)
+        self._descriptor = -1  # its number may be that of another lock by now
 
     def is_held(self) -> bool:
         """Whether a process holds it; asked without taking it, so that nobody who starts trips over that. Raises OSError."""

@@ -154,7 +154,12 @@ def differences(manifests: Iterable[Manifest]) -> list[str]:
     """Everything that is not the same everywhere, one sentence each, the machine first."""
     every = list(manifests)
     return [
-        *_unlike(_facts({**MACHINE, **SURROUNDINGS}, manifest) | _parts(manifest) for manifest in every),
+        *_unlike(
+            _facts({**MACHINE, **SURROUNDINGS}, manifest)
+            | _parts(manifest)
+            | {"start of replicas": manifest.experiment.timing.start}
+            for manifest in every
+        ),
         *_unlike(_settings(manifest.experiment.workload) for manifest in every),
     ]
 

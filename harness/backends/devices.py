@@ -74,13 +74,18 @@ def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
     return [gpu.uuid for gpu in gpus[: experiment.gpus]]
 
 
+def device_here(workload: WorkloadSpec) -> Device:
+    """Of this machine, where it may compute."""
+    return Device.CPU if workload.server is not None and workload.server.elsewhere else workload.device
+
+
 def measured_on(experiments: Iterable[ExperimentSpec]) -> set[str]:
     """What nobody else may measure on meanwhile: UUIDs of the GPUs of all replicas, a MIG instance's own among them; ``HOST`` for a CPU's."""
     given, measured = os.environ.get(VISIBLE) or "", set[str]()
     gpus, _ = gpu_facts()
     for experiment in experiments:
         workloads = [experiment.workload, *(beside.workload for beside in experiment.neighbours)]
-        if all(workload.device is Device.CPU for workload in workloads):
+        if all(device_here(workload) is Device.CPU for workload in workloads):
             used = []
         elif given.startswith("MIG-"):
             used = [gpu for gpu in gpus if not set(gpu.mig_uuids).isdisjoint(given.split(","))] or gpus

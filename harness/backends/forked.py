@@ -86,9 +86,11 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         folder = os.open(".", os.O_RDONLY)
         try:
-            with theirs, log.open("wb") as output:
-                request = json.dumps({**os.environ, **environment}).encode()
-                socket.send_fds(self._control, [request], [lifeline, output.fileno(), folder, theirs.fileno()])
+            with theirs, log.open("wb") as output, os.fdopen(os.memfd_create("environment"), "w+b") as settings:
+                settings.write(json.dumps({**os.environ, **environment}).encode())
+                settings.seek(0)
+                descriptors = [settings.fileno(), lifeline, output.fileno(), folder, theirs.fileno()]
+                socket.send_fds(self._control, [b"\n"], descriptors)
         finally:
             os.close(folder)
         return ForkedGuard(ours)

@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import supervisor
 from harness.backends.base import KILLED_FOR_MEMORY, Backend, Deployment, ReplicaDeath, start_advice
-from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
+from harness.backends.devices import device_environment, device_here, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.forked import ForkServer
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import (
@@ -41,7 +41,7 @@ from harness.results.manifest import Provenance
 from harness.results.provenance import collect
 from harness.sharing.mode import Notify, SharingSetup, ThisMachine, unheard
 from harness.sharing.modes import MODES, mode_of
-from harness.spec import Device, ExperimentSpec, Timing, WorkloadSpec
+from harness.spec import Device, ExperimentSpec, Timing
 from harness.spec.condition import crashing
 from harness.spec.replica import OF_ITS_START, VARIABLE, ReplicaSpec
 from harness.spec.workload import BUILTIN_WORKLOADS
@@ -83,6 +83,8 @@ class LocalBackend(Backend):
         """What forks this replica; None: it starts as a new process."""
         name = slot.workload.target
         if timing.start != "forked" or slot.layer is not None or name not in BUILTIN_WORKLOADS:
+            return None
+        if slot.cpus:  # torch counts its threads by the CPUs that it may use when it is imported
             return None
         if name not in self._fork_servers:
             environment = {"PYTHONPATH": import_paths(), CAMPAIGN_VARIABLE: self._campaign_id, **OF_ITS_START}
@@ -248,7 +250,7 @@ class LocalDeployment(Deployment):
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""
-        return in_use(self._experiment, [(_device(it.slot.workload), it.status()) for it in self._replicas])
+        return in_use(self._experiment, [(device_here(it.slot.workload), it.status()) for it in self._replicas])
 
     def provenance(self) -> Provenance:
         """This machine."""
@@ -367,11 +369,6 @@ class LocalDeployment(Deployment):
                     advice=start_advice(code, "machine"),
                     code=death.code,
                 )
-
-
-def _device(workload: WorkloadSpec) -> Device:
-    """Of this machine, where it may compute."""
-    return Device.CPU if workload.server is not None and workload.server.elsewhere else workload.device
 
 
 def _refuse_silent_cpu(replica: LocalReplica) -> None:

@@ -121,8 +121,11 @@ class CampaignRunner:
             advice = f"{error.advice} Then go on with: harness resume {self.folder.path}"
             raise DeviceInUseError(error.message, advice=advice) from error
         finally:
-            self._end_start("the harness was interrupted")
-            locks.release()
+            try:
+                interrupted = self.interrupted.is_set()
+                self._end_start("the harness was interrupted" if interrupted else "an error ended the campaign")
+            finally:
+                locks.release()
 
     def _run(self, again: Sequence[Status]) -> CampaignOutcome:
         self.journal.append("campaign-begins")

@@ -1,8 +1,9 @@
 """``python -m harness.replica.fork_server FD WORKLOAD``: imports what a replica of this workload imports, once, and forks replicas.
 
 Nothing here touches a GPU: CUDA does not survive a fork, and a replica's environment has to be there before CUDA begins.
-Each request on the socket is a replica's environment as JSON, with four descriptors: its lifeline, its log, the folder to
-run in, and a socket on which the process id of its guard is answered at once, and its exit code at the end.
+Each request on the socket is one byte with five descriptors: a file with the replica's environment as JSON, which may be of any
+size, its lifeline, its log, the folder to run in, and a socket on which the process id of its guard is answered at once, and
+its exit code at the end.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from typing import NoReturn
 from harness import supervisor
 from harness.replica import registry, runner
 
-DESCRIPTORS = 4
-MOST_BYTES = 1 << 20
+DESCRIPTORS = 5
 
 
 def main(control_fd: str, workload: str) -> None:
@@ -41,7 +41,7 @@ def main(control_fd: str, workload: str) -> None:
             alarm.recv(4096)
             _report_ended(answers)
         if control in readable:
-            request, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, DESCRIPTORS)
+            request, descriptors, _, _ = socket.recv_fds(control, 1, DESCRIPTORS)
             if not request:
                 return
             *descriptors, answer = descriptors
@@ -50,7 +50,7 @@ def main(control_fd: str, workload: str) -> None:
                 for ours in (control, alarm, awake, *answers.values()):
                     ours.close()
                 os.close(answer)
-                _become_guard(json.loads(request), *descriptors)
+                _become_guard(*descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
             answers[pid] = socket.socket(fileno=answer)
@@ -65,7 +65,7 @@ def _report_ended(answers: dict[int, socket.socket]) -> None:
                 answer.sendall(f"{os.waitstatus_to_exitcode(ended[1])}\n".encode())
 
 
-def _become_guard(environment: dict[str, str], lifeline: int, log: int, folder: int) -> NoReturn:
+def _become_guard(settings: int, lifeline: int, log: int, folder: int) -> NoReturn:
     """What ``supervisor.py lifeline`` does, around a replica that is forked in place of started."""
     code = 1
     try:
@@ -78,7 +78,8 @@ def _become_guard(environment: dict[str, str], lifeline: int, log: int, folder: 
         for descriptor in (log, folder):
             os.close(descriptor)
         os.environ.clear()
-        os.environ.update(environment)
+        with os.fdopen(settings, "rb") as environment:
+            os.environ.update(json.load(environment))
         code = supervisor.guard(lifeline, _replica)
     finally:
         os._exit(code)

@@ -51,10 +51,14 @@ class Switch:
         if _starts(plugins) != self._plugins[place] and self.plugin_restarted_s is None:
             self.plugin_restarted_s = now_s
         right = bool(lends) if lent is None else lends == lent
-        if right and all(map(_ready, plugins)) and (not with_daemon or any(map(runs_daemon, pods))):
-            self._left.discard(place)
-            if not self._left and self.shown_s is None:
-                self.shown_s = now_s
+        ready = bool(plugins) and all(map(_ready, plugins)) and (not with_daemon or any(map(runs_daemon, pods)))
+        if not (right and ready):  # also where it had looked so because its plugin had not begun yet
+            self._left.add(place)
+            self.shown_s = None
+            return
+        self._left.discard(place)
+        if not self._left and self.shown_s is None:
+            self.shown_s = now_s
 
     def facts(self) -> dict[str, Any]:
         """For journal and manifest, once it was accepted."""

@@ -192,8 +192,8 @@ class LoadLoop:
             self._under_way.discard(exchange)
             self._on_depth(len(self._under_way))
             self._or_fail(self._book, exchange)
+            self._given_up += exchange.status == UNANSWERED  # whoever was asked may have it to do still
             if self._over and self._empty_ns:
-                self._given_up += exchange.status == UNANSWERED
                 return
             follows = question.goes_on and exchange.status == OK
             if follows:

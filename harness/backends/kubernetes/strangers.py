@@ -36,7 +36,8 @@ class Strangers:
 
     def __init__(self, api: KubernetesApi, places: Sequence[str], campaign_id: str) -> None:
         self._api, self._places, self._campaign_id = api, places, campaign_id
-        self._looked = False
+        self._looked: set[str] = set()
+        """Places of which the pods were read once."""
         self._there: set[str] = set()
         self._seen: dict[str, str] = {}
         self._names: list[str] = []
@@ -49,19 +50,19 @@ class Strangers:
             with contextlib.suppress(BackendError):
                 around = self._api.list(PODS, fields=f"spec.nodeName={place}")
                 self._note(place, [pod for pod in around if not own(pod, self._campaign_id)])
-        self._looked = True
+                self._looked.add(place)
 
     def _note(self, place: str, pods: Sequence[Object]) -> None:
         holding = {_uid(pod) for pod in others_on_gpus(place, pods, self._campaign_id)}
         for pod in pods:
             uid, by = _uid(pod), sees_gpus(pod)
-            if not self._looked:
+            if place not in self._looked:
                 self._there |= {uid} if uid in holding else set()  # preflight has told of those
                 self._known.add(uid)
             elif uid not in self._known:
                 self._known.add(uid)
                 self._names.append(full_name(pod))
-            if uid in self._seen or uid in self._there or (not self._looked and ended(pod)):
+            if uid in self._seen or uid in self._there or (place not in self._looked and ended(pod)):
                 continue
             if uid in holding:
                 self._seen[uid] = f"the pod {full_name(pod)} came onto a GPU of node {place} while replicas ran"

@@ -2,13 +2,16 @@
 
 import signal
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from harness.backends.forked import ForkServer
 from harness.backends.local import LocalBackend
-from harness.backends.local_replica import Lifeline, import_paths
+from harness.backends.local_replica import Lifeline, ReplicaSlot, import_paths
+from harness.spec import Timing, WorkloadSpec
 from harness.spec.replica import OF_ITS_START
 from tests.support.processes import eventually
 
@@ -104,3 +107,23 @@ def test_the_backend_forks_a_built_in_workload_and_no_other(monkeypatch, tmp_pat
         backend.close()
     assert len(parents) == 1
     assert parents != {psutil.Process().pid}
+
+
+def test_an_environment_may_be_larger_than_a_socket_takes_at_once(server, lifeline, tmp_path, monkeypatch):
+    for number in range(5):
+        monkeypatch.setenv(f"LARGE_{number}", "x" * 100_000)
+    guard, _ = start(server, lifeline, tmp_path)
+
+    guard.terminate()
+
+    assert guard.wait(10) == 0
+
+
+def test_a_replica_with_cpus_of_its_own_imports_on_them(monkeypatch, tmp_path):
+    monkeypatch.setattr("harness.backends.local.BUILTIN_WORKLOADS", [TINY])
+    monkeypatch.setattr("harness.backends.local.ForkServer", lambda *_: SimpleNamespace(ready=True))
+    forks = LocalBackend("forks")._forks
+    slot = ReplicaSlot(WorkloadSpec(name="tiny", factory=TINY), 0, tmp_path)
+
+    assert forks(slot, Timing(start="forked")) is not None
+    assert forks(replace(slot, cpus=(0,)), Timing(start="forked")) is None

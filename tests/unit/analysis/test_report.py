@@ -267,6 +267,14 @@ def test_a_limit_that_is_no_less_than_the_machine_has_is_none() -> None:
     refuse_unlike([wide, full.model_copy(update={"replicas": [{"host": {**host, "limits": {}}}]})])
 
 
+def test_replicas_that_were_forked_are_said_to_differ_from_those_that_were_not() -> None:
+    fresh = manifest_for(experiment_spec("resnet50", 1, 1, SHAPE), SHAPE, 0.0)
+    timing = fresh.experiment.timing.model_copy(update={"start": "forked"})
+    forked = fresh.model_copy(update={"experiment": fresh.experiment.model_copy(update={"timing": timing})})
+
+    assert differences([fresh, forked]) == ["start of replicas: fresh against forked."]
+
+
 def _with_sms(sms: int | None, whole: int | None = None, **facts: object) -> Manifest:
     spec = experiment_spec("resnet50", 8, 1, SHAPE).model_copy(update={"sharing": Sharing.MPS})
     gpu = {"gpu": {"multiprocessors": whole}} if whole else {}

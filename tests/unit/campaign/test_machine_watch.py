@@ -12,12 +12,14 @@ import pytest
 from harness import host
 from harness.backends import devices
 from harness.backends.devices import measured_on
+from harness.campaign.runner import CampaignRunner
 from harness.campaign.verdict import GroupWatch
 from harness.clock import SystemClock
 from harness.errors import DeviceInUseError, ReasonCode
-from harness.host import DeviceLocks
+from harness.host import DeviceLocks, FileLock
 from harness.metrics.nvml import GpuFacts
 from harness.metrics.quality import Severity
+from harness.spec import Sharing, WorkloadSpec
 from tests.support.cgroups import Machine
 from tests.support.experiments import experiment
 
@@ -175,3 +177,46 @@ def test_experiments_are_measured_on_their_gpus_or_on_the_machine(monkeypatch):
     assert measured_on([cpu]) == {"host"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-GPU-b")
     assert measured_on([one_gpu]) == {"GPU-b"}
+
+
+def test_a_server_that_is_elsewhere_is_measured_on_no_gpu_of_this_machine(monkeypatch):
+    monkeypatch.setattr(devices, "gpu_facts", lambda: ([GpuFacts("a GPU", 1, 1, uuid="GPU-a")], ""))
+
+    def of(url):
+        workload = WorkloadSpec(name="chat", server={"url": url, "protocol": "openai-chat"})
+        return measured_on([experiment(workload=workload, sharing=Sharing.AS_FOUND)])
+
+    assert of("http://127.0.0.1:8000") == {"GPU-a"}
+    assert of("http://gpu.example:8000") == {"host"}
+
+
+def test_a_lock_that_was_let_go_of_does_not_let_go_of_the_next(tmp_path):
+    first, second = FileLock(tmp_path / "first"), FileLock(tmp_path / "second")
+    assert first.take()
+    first.release()
+    assert second.take()  # the kernel gives it the number of the first
+    first.release()
+    try:
+        assert second.is_held()
+    finally:
+        second.release()
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_the_machine_is_let_go_of_whatever_ends_the_start(monkeypatch, stage, harness, interrupted):
+    on, told = stage(), []
+    runner = on.runner()
+    monkeypatch.setattr(CampaignRunner, "here", True)
+    monkeypatch.setattr(host, "_lock_folder", lambda: harness("GPU-z")._folder)
+    monkeypatch.setattr("harness.campaign.runner.measured_on", lambda _experiments: {"host"})
+
+    def ends(why):
+        told.append(why)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(runner, "_end_start", ends)
+    with pytest.raises(OSError, match="No space"), runner._alone():
+        (runner.interrupt if interrupted else str)()
+
+    assert (told == ["the harness was interrupted"]) == interrupted
+    harness("host")

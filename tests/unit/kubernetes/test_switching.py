@@ -13,6 +13,7 @@ from harness.backends.kubernetes.preflight import Preflight
 from harness.errors import BackendError, IssueLevel
 from harness.sharing import device_plugin
 from harness.sharing.cluster import SWITCHED, SwitchedPlugin
+from harness.sharing.switch import Switch
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
 from tests.support.experiments import experiment, neighbour
@@ -461,3 +462,19 @@ def test_no_gpu_anywhere_is_an_error(here, cluster, plugin):
     cluster.store.create(NODES, {"metadata": {"name": "n2"}, "spec": {}})
     cluster.store.merge(Target("api/v1", "", "nodes", "n2", "status"), {"status": ready})
     assert "no usable node has a GPU" in findings(here, experiment(sharing=MPS))["gpus"].message
+
+
+def test_what_a_node_showed_before_its_plugin_began_is_not_when_it_was_shown():
+    def node(lends):
+        return {"metadata": {"name": "n1"}, "status": {"allocatable": {GPU: str(lends)}}}
+
+    container = {"env": [{"name": "NODE_LABEL", "value": LABEL}]}
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    pods = [{"metadata": {"name": "p", "uid": "p"}, "spec": {"containers": [container]}, "status": ready}]
+    made = Switch("sliced-2", 0.0, 0.0, [node(2)], pods, KubernetesSpec())
+    shown = []
+    for now_s, lends, there in ((1.0, 2, pods), (2.0, 2, []), (3.0, 0, pods), (4.0, 2, pods), (5.0, 2, pods)):
+        made.see(node(lends), there, 2, now_s, with_daemon=False)
+        shown.append(made.shown_s)
+
+    assert shown == [1.0, None, None, 4.0, 4.0]

@@ -15,7 +15,16 @@ from harness.replica.metrics import RequestMetrics
 from harness.traffic.clients import HttpClient
 from harness.traffic.protocols import UNKNOWN, Question
 from harness.traffic.questions import questions
-from harness.traffic.records import ABANDONED, ANSWER_FIELDS, CLIENT_FIELDS, OK, Exchange, RecordLog, TokenSource
+from harness.traffic.records import (
+    ABANDONED,
+    ANSWER_FIELDS,
+    CLIENT_FIELDS,
+    OK,
+    UNANSWERED,
+    Exchange,
+    RecordLog,
+    TokenSource,
+)
 from tests.support.fake_streaming_server import HANGS_AFTER, Server
 from tests.unit.traffic.engines import HOST, engine
 
@@ -190,6 +199,22 @@ def test_a_load_says_that_a_server_still_has_some_of_it_to_do(ledger, monkeypatc
     load = asyncio.run(run())
     load.close()
     assert (load.facts()["idle"], load.facts()["abandoned"]) == (False, 2)
+
+
+def test_a_server_may_still_have_to_do_what_was_given_up_before_the_end(ledger):
+    stopping, statuses, settings = threading.Event(), [UNANSWERED, OK], engine(concurrency=1)
+
+    class Answers(HttpClient):
+        async def ask(self, question, exchange):  # noqa: ARG002 - as of the client
+            exchange.status, exchange.end_ns = statuses.pop(0) if statuses else OK, time.perf_counter_ns()
+            if not statuses:
+                stopping.set()
+            await asyncio.sleep(0.001)
+            return exchange
+
+    load = load_of(settings, ledger, client=Answers(settings, 1, HOST), empty_s=30.0)
+    load.run(stopping)
+    assert (load.facts()["idle"], load.facts()["abandoned"]) == (False, 0)
 
 
 @pytest.mark.parametrize("load", [{"concurrency": 2}, {"rate": 1000.0}])
