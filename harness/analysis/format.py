@@ -95,8 +95,8 @@ def whole_interval(estimate: Estimate) -> str:
 
 
 def ratio_interval(estimate: Estimate) -> str:
-    """The whole interval of a ratio; one that spans a factor of ten says nothing, and that is said."""
-    if estimate.low and estimate.high and estimate.high > _UNDECIDED * estimate.low:
+    """The whole interval of a ratio; one that holds 1 and spans a factor of ten says nothing, and that is said."""
+    if estimate.low and estimate.high and estimate.low <= 1 <= estimate.high > _UNDECIDED * estimate.low:
         return _TOO_WIDE
     return whole_interval(estimate)
 

@@ -76,6 +76,8 @@ def _decided(analysis: CampaignAnalysis) -> list[str]:
     if len({cell.mode for cell in analysis.cells if cell.used}) < 2:
         return []
     known = decisions(gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis))
+    if len({decision.condition for decision in known}) > 1:
+        return [decision.headline for decision in known]
     return [in_one_sentence(known), *filter(None, (decision.unclear for decision in known))] if known else []
 
 

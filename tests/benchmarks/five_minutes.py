@@ -85,7 +85,7 @@ class WholeSet:
 
 @dataclass(slots=True)
 class Tally:
-    """How often the best mode by one metric was the whole set's, another, practically equal, or open."""
+    """How often the best mode by one metric was the whole set's, another, practically equal or known to 5 %, or open."""
 
     right: int = 0
     wrong: int = 0
@@ -206,7 +206,7 @@ def tallies(
                 tally.right += 1
             elif state is State.BEST:
                 tally.wrong, wrong = tally.wrong + 1, True
-            elif state is State.EQUAL:
+            elif state in {State.EQUAL, State.KNOWN}:
                 tally.equal += 1
             else:
                 tally.open += 1

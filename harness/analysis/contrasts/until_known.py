@@ -364,7 +364,7 @@ def _look_at_modes(
         return replace(question, state=_unless_last(known, State.KNOWN, block, wanted), estimate=alone)
     compared = [_better(figures, values, share, others, wanted.within) for _, values in rivals_of_it]
     states = {state for state, _, _ in compared}
-    state = State.EQUAL if State.EQUAL in states else State.BEST
+    state = next(state for state in (State.KNOWN, State.EQUAL, State.BEST, State.OPEN) if state in states)
     return replace(
         question,
         cell=best,
@@ -378,7 +378,7 @@ def _look_at_modes(
 def _better(
     best: Sequence[float], other: Sequence[float], share: float, others: Sequence[float], margin: float
 ) -> tuple[State, Estimate | None, float]:
-    """Whether the best is certainly better than another, or as good within ``margin``; the ratio, and its careful p."""
+    """Whether the best is certainly better than another, as good within ``margin``, or the ratio known to ``margin``; the ratio, and its careful p."""
     try:
         test = unpaired(best, other)
     except ValueError:
@@ -389,8 +389,10 @@ def _better(
     estimate, _, after = corrected(test, others, share)
     if after < SIGNIFICANCE:
         return State.BEST, estimate, careful
+    if within(estimate, margin) is Outcome.AGREES:
+        return State.EQUAL, estimate, careful
     half = estimate.half_width
-    return State.EQUAL if half is not None and half <= margin else State.OPEN, estimate, careful
+    return State.KNOWN if half is not None and half <= margin else State.OPEN, estimate, careful
 
 
 def _unless_last(known: bool, state: State, block: int, wanted: UntilKnown) -> State:

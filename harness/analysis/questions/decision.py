@@ -14,7 +14,7 @@ from harness.analysis.contrasts.comparison import By, CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast
 from harness.analysis.format import MINUS, mode_name, percent, percent_more, replicas_in_words, span
 from harness.analysis.metrics.catalogue import ALL
-from harness.analysis.statistics import Outcome
+from harness.analysis.statistics import Outcome, within
 from harness.sharing.modes import mode_of
 
 DECIDES = {"throughput": "throughput", "energy": "energy per request", "latency_p99_exact": "p99 latency"}
@@ -27,7 +27,7 @@ _NOUNS = {
 """What is more and less of a metric, in a sentence about several."""
 _BY_MODE = frozenset({By.SHARING, By.SHARE, By.TIME_SLICE})
 AS_GOOD_WITHIN = 0.05
-"""Half of the interval of a ratio within which neither mode is the better one in any way that matters."""
+"""Within so much of 1 neither mode is the better one in any way that matters; a ratio known to so much is known well enough."""
 
 
 class Certainty(StrEnum):
@@ -36,7 +36,9 @@ class Certainty(StrEnum):
     BEST = "best"
     """It is significantly better than every other."""
     EQUAL = "practically equal"
-    """Another is as good, within 5%."""
+    """Another is as good: the whole interval of the ratio is within 5%."""
+    KNOWN = "known to ±5%"
+    """How the best and another compare: half of the ratio's interval is at most 5%, but it reaches beyond what is practically equal."""
     INCONCLUSIVE = "inconclusive"
     NOT_MEASURED = "not measured"
 
@@ -96,8 +98,14 @@ class Decision:
 
     @property
     def decided(self) -> bool:
-        """Whether by every metric it is known which mode is best, or that it does not matter."""
-        return all(best.certainty in {Certainty.BEST, Certainty.EQUAL} for best in self.by_metric)
+        """Whether by every metric it is known which mode is best, or by how little that can matter."""
+        return all(best.certainty in {Certainty.BEST, Certainty.EQUAL, Certainty.KNOWN} for best in self.by_metric)
+
+    @property
+    def compared(self) -> tuple[str, str]:
+        """The two sides of the effects in words; empty without any."""
+        effect = next(iter(self.effects.values()), None)
+        return sides(effect) if effect else ("", "")
 
     @property
     def winner(self) -> BestMode | None:
@@ -119,7 +127,10 @@ class Decision:
     def headline(self) -> str:
         """The sentence with what it is about."""
         condition = f", {self.condition}" if self.condition else ""
-        return f"{self.workload}, {replicas_in_words(self.replicas)}{condition}: {self.sentence}"
+        gains = [gain for best in self.by_metric for gain in best.gains]
+        same = all(gain.baseline.replicas == gain.candidate.replicas for gain in gains)
+        count = f", {replicas_in_words(self.replicas)}" if same else ""
+        return f"{self.workload}{count}{condition}: {self.sentence}"
 
     @property
     def sharing_gain(self) -> str:
@@ -154,7 +165,7 @@ def in_one_sentence(decisions: Sequence[Decision], neighbours: Sequence[str] | N
     groups: dict[tuple[object, ...], list[Decision]] = {}
     for decision in decisions:
         winner = decision.winner
-        shared = (winner.metric, winner.best.mode) if winner and winner.best else ()
+        shared = (winner.metric, winner.best.mode, *decision.compared) if winner and winner.best else ()
         groups.setdefault(shared, []).append(decision)
     several = len(groups) > 1
     said = [f"{_of(group) if several else ''}{_recommended(group)}." for group in groups.values()]
@@ -166,17 +177,53 @@ def _of(group: Sequence[Decision]) -> str:
 
 
 def _recommended(group: Sequence[Decision]) -> str:
-    """Which mode, and what it gains or loses by what differs significantly everywhere."""
-    winner, first = group[0].winner, group[0].by_metric[0]
+    """Which mode, what it gains or loses by what differs significantly everywhere, and what single workloads lose."""
+    winner = group[0].winner
     if winner is None or winner.best is None:
         known = [(decision.workload, best) for decision in group for best in decision.by_metric[:1]]
         named = (f"{f'{workload}, ' if len(known) > 1 else ''}{_so_far(best)}" for workload, best in known)
         return f"No clear winner: {'; '.join(named)}"
-    changes = [
-        phrase for metric in DECIDES if (phrase := _change([decision.effects.get(metric) for decision in group]))
+    effects = {metric: [(it.workload, it.effects.get(metric)) for it in group] for metric in DECIDES}
+    changes = {metric: phrase for metric, of in effects.items() if (phrase := _change([it for _, it in of]))}
+    losses = [loss for metric, of in effects.items() if metric not in changes for loss in _losses(of)]
+    but = f"; but {', '.join(losses)}" if losses else ""
+    best, baseline = group[0].compared
+    gains = f": {', '.join(changes.values())} vs {baseline}" if changes else ""
+    return f"Use {best or mode_name(winner.best.mode)}{_if_shared(winner.best.mode)}{gains}{but}{_undecided(group)}"
+
+
+def _losses(effects: Sequence[tuple[str, Contrast | None]]) -> list[str]:
+    """One metric of the workloads that lose significantly by it: ``resnet50: 15% more energy``."""
+    return [f"{workload}: {_change([it])}" for workload, it in effects if it and it.significant and not better(it)]
+
+
+def _undecided(group: Sequence[Decision]) -> str:
+    """What became of the first metric, where the winner is one by another."""
+    unclear = [(it.workload, it.by_metric[0]) for it in group if it.by_metric[0].certainty is not Certainty.BEST]
+    words = [
+        (
+            workload,
+            f"{best.title}{': no clear winner' if best.certainty is Certainty.INCONCLUSIVE else f' {best.certainty}'}",
+        )
+        for workload, best in unclear
     ]
-    but = "" if first is winner else f"; {first.title}: no clear winner"
-    return f"Use {mode_name(winner.best.mode)}{_if_shared(winner.best.mode)}: {', '.join(changes)}{but}"
+    if len(words) == len(group) and len({word for _, word in words}) == 1:
+        return f"; {words[0][1]}"
+    return "".join(f"; {workload}: {word}" for workload, word in words)
+
+
+def sides(contrast: Contrast) -> tuple[str, str]:
+    """The candidate and the baseline: their modes, with the replicas where these differ."""
+    both = (contrast.candidate, contrast.baseline)
+    if both[0].replicas == both[1].replicas:
+        return mode_name(both[0].mode), mode_name(both[1].mode)
+    first, second = (f"{mode_name(cell.mode)} with {replicas_in_words(cell.replicas)}" for cell in both)
+    return first, second
+
+
+def better(contrast: Contrast) -> bool:
+    """Whether the candidate is significantly better by its metric."""
+    return contrast.outcome is (Outcome.HIGHER if ALL[contrast.metric].higher_is_better else Outcome.LOWER)
 
 
 def _if_shared(mode: str) -> str:
@@ -197,12 +244,16 @@ def _change(contrasts: Sequence[Contrast | None]) -> str:
 
 
 def _beside(decisions: Sequence[Decision]) -> list[str]:
-    """What is known of the modes without a measurement."""
-    won = {winner.best.mode for decision in decisions if (winner := decision.winner) and winner.best}
+    """What is known of the modes without a measurement, and said as that."""
+    won = [winner.best.mode for decision in decisions if (winner := decision.winner) and winner.best]
+    cautions = dict.fromkeys(mode_of(_plain(mode)).caution for mode in won)
     safe = [mode for decision in decisions for mode in decision.modes if not mode_of(_plain(mode)).caution]
-    if not safe or not won or any(not mode_of(_plain(mode)).caution for mode in won):
+    if not safe or not cautions or "" in cautions:
         return []
-    return [f"Use {mode_name(safe[0])} if a neighbour may crash or fill the memory bandwidth."]
+    return [
+        f"Not measured here: {mode_name(caution[0].lower() + caution[1:].removesuffix('.'))}; not so under {mode_name(safe[0])}."
+        for caution in cautions
+    ]
 
 
 def decisions(comparison: Comparison) -> list[Decision]:
@@ -278,11 +329,15 @@ def _best(comparison: Comparison, cells: Sequence[Cell], metric: str) -> BestMod
 
 
 def _certainty(gains: Sequence[Contrast]) -> Certainty:
-    unsure = [gain for gain in gains if not gain.significant]
-    if not unsure:
+    if all(map(better, gains)):
         return Certainty.BEST
-    narrow = all((half := gain.ratio.half_width) is not None and half <= AS_GOOD_WITHIN for gain in unsure)
-    return Certainty.EQUAL if narrow else Certainty.INCONCLUSIVE
+    unsure = [gain.ratio for gain in gains if not better(gain)]
+    if any(gain.significant and not better(gain) for gain in gains):  # of pairs, the ratio may contradict the means
+        return Certainty.INCONCLUSIVE
+    if all(within(ratio, AS_GOOD_WITHIN) is Outcome.AGREES for ratio in unsure):
+        return Certainty.EQUAL
+    narrow = all((half := ratio.half_width) is not None and half <= AS_GOOD_WITHIN for ratio in unsure)
+    return Certainty.KNOWN if narrow else Certainty.INCONCLUSIVE
 
 
 def _weak(cells: Sequence[Cell]) -> Iterator[str]:
@@ -303,5 +358,5 @@ def _so_far(best: BestMode) -> str:
     gain, word = best.gain, best.certainty.value
     if gain is None:
         return f"{best.title} {word}{f' ({best.why})' if best.why else ''}"
-    seen, rival = mode_name(gain.candidate.mode), mode_name(gain.baseline.mode)
+    seen, rival = sides(gain)
     return f"{best.title} {word} ({seen} vs {rival}: {percent_more(gain.ratio)})"

@@ -14,7 +14,7 @@ from harness.analysis.pages.curves import Row, dots
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Column, Table, absent, figure_entry
 from harness.analysis.questions.condition_overhead import Interference
-from harness.analysis.questions.decision import Decision, decisions, in_one_sentence
+from harness.analysis.questions.decision import Decision, decisions, in_one_sentence, sides
 from harness.analysis.questions.isolation import Isolation, isolated, overheads
 from harness.analysis.questions.question import ComparisonQuery, labels
 from harness.analysis.questions.recommendation import NOTHING_TO_CHOOSE, Choice, choices
@@ -40,7 +40,10 @@ class HeadlineNumber:
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """What a comparison says first; ``decided`` is empty where its sides are no sharing modes, or there is nothing to choose from."""
+    """What a comparison says first; ``decided`` is empty where its sides are no sharing modes, or there is nothing to choose from.
+
+    Of a campaign with conditions it has the first condition's alone.
+    """
 
     comparison: Comparison
     interference: Interference | None
@@ -52,13 +55,20 @@ class FirstScreen:
     def sentence(self) -> str:
         """The answer: which mode, what it gains, and when to use another."""
         if self.decided:
-            return in_one_sentence(self.decided, self._neighbours() if self.isolation.best else None)
+            under = f"Under {self._condition}: " if self._condition else ""
+            return under + in_one_sentence(self.decided, self._neighbours() if self.isolation.best else None)
         if len(self.comparison.sides) < 2:
             return NOTHING_TO_CHOOSE
         tests = self.comparison.tests
         differing = sum(tested.contrast.significant for tested in tests)
         sides = " vs ".join(mode_name(side) for side in self.comparison.sides)
         return f"{sides}: {differing} of {len(tests)} comparisons differ significantly."
+
+    @property
+    def _condition(self) -> str:
+        """What was decided under, in words; empty without conditions."""
+        conditions = dict.fromkeys(decision.condition for decision in self.decided if decision.condition)
+        return f"condition {' and '.join(conditions)}" if conditions else ""
 
     def _neighbours(self) -> list[str]:
         """When another mode is better than the best of them, by what neighbours were measured."""
@@ -74,15 +84,8 @@ class FirstScreen:
     @cached_property
     def against(self) -> str:
         """What the numbers compare: ``MPS vs time-slicing, 8 replicas``; empty where that differs between workloads."""
-        pairs = {
-            (contrast.candidate.mode, contrast.baseline.mode, contrast.candidate.replicas)
-            for decision in self.decided
-            for contrast in decision.effects.values()
-        }
-        if len(pairs) != 1:
-            return ""
-        ((best, baseline, count),) = pairs
-        return f"{mode_name(best)} vs {mode_name(baseline)}, {replicas_in_words(count)}"
+        pairs = {_compared(contrast) for decision in self.decided for contrast in decision.effects.values()}
+        return ", ".join(filter(None, [pairs.pop(), self._condition])) if len(pairs) == 1 else ""
 
     @cached_property
     def numbers(self) -> list[HeadlineNumber]:
@@ -98,12 +101,16 @@ class FirstScreen:
         outcomes = {contrast.outcome for contrast in clear}
         short, better = "no clear difference", None
         if len(outcomes) == 1:
-            short = span([contrast.ratio for contrast in clear])
+            alike = len({contrast.baseline.mode for contrast in clear}) == 1
+            short = span([contrast.ratio for contrast in clear]) if alike else clear[0].outcome.value
             short += "" if len(clear) == len(effects) else f" for {len(clear)} of {len(effects)}"
             better = outcomes == {Outcome.HIGHER if METRICS[metric].higher_is_better else Outcome.LOWER}
         elif outcomes:
             short = "higher for some, lower for others"
-        lines = [(workload, percent_more(it.ratio), not it.significant) for workload, it in effects]
+        lines = [
+            (workload if self.against else f"{workload}, {_compared(it)}", percent_more(it.ratio), not it.significant)
+            for workload, it in effects
+        ]
         return HeadlineNumber(_TITLES[metric], short, better, lines)
 
     @cached_property
@@ -171,9 +178,7 @@ class FirstScreen:
             "sentence": self.sentence,
             "against": self.against,
             "numbers": [
-                _as_number(decision.workload, contrast)
-                for decision in self.decided
-                for contrast in decision.effects.values()
+                _as_number(decision, contrast) for decision in self.decided for contrast in decision.effects.values()
             ],
             "table": self.table.records() if self.table else [],
         }
@@ -184,16 +189,30 @@ def first_screen(comparison: Comparison, query: ComparisonQuery | None = None) -
     interference = overheads(comparison)
     isolation = isolated(comparison, interference)
     every = choices(comparison, query or ComparisonQuery())
-    return FirstScreen(comparison, interference, isolation, every, decisions(comparison))
+    decided = [it for it in decisions(comparison) if it.condition in {"", *_first_conditions(comparison)}]
+    return FirstScreen(comparison, interference, isolation, every, decided)
 
 
-def _as_number(workload: str, contrast: Contrast) -> dict[str, object]:
+def _first_conditions(comparison: Comparison) -> list[str]:
+    """That of each campaign with conditions: what the others are held against."""
+    return [it.spec.conditions[0].name for it in comparison.analyses if it.spec and it.spec.conditions]
+
+
+def _compared(contrast: Contrast) -> str:
+    """``MPS vs time-slicing, 8 replicas``, or ``MPS with 8 replicas vs exclusive with 1 replica``."""
+    alike = contrast.candidate.replicas == contrast.baseline.replicas
+    return " vs ".join(sides(contrast)) + (f", {replicas_in_words(contrast.candidate.replicas)}" if alike else "")
+
+
+def _as_number(decision: Decision, contrast: Contrast) -> dict[str, object]:
     return {
-        "workload": workload,
+        "workload": decision.workload,
+        "condition": decision.condition,
         "metric": contrast.metric,
         "best": contrast.candidate.mode,
         "baseline": contrast.baseline.mode,
         "replicas": contrast.candidate.replicas,
+        "baseline_replicas": contrast.baseline.replicas,
         "ratio": contrast.ratio.mean,
         "ci95_low": contrast.ratio.low,
         "ci95_high": contrast.ratio.high,

@@ -47,6 +47,13 @@ class Carried:
         undecided = ", ".join(map(str, self.undecided))
         return ", ".join(parts) + (f"; undecided at {undecided}: repeat" if undecided else "")
 
+    @property
+    def in_short(self) -> str:
+        """``3``; ``at least 3`` or ``undecided`` where a larger count may be within, too."""
+        if not any(self.most < count < (self.breaks or math.inf) for count in self.undecided):
+            return str(self.most)
+        return f"at least {self.most}" if self.most else "undecided"
+
 
 def carried(arm: Arm, workload: str, limit_s: float) -> Carried:
     """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
@@ -116,17 +123,21 @@ def _takeaway(comparison: Comparison, limit_s: float | None) -> str:
         of_workload = []
         for workload in comparison.workloads():
             counts = arm.counts(workload)
-            if len(counts) < 2:
-                continue
             if limit_s is not None:
-                of_workload.append(f"{workload} {carried(arm, workload, limit_s).most}")
+                of_workload += [f"{workload} {carried(arm, workload, limit_s).in_short}"] if counts else []
+                continue
+            if len(counts) < 2:
                 continue
             before, last = (arm.cells[CellKey(workload, count)].estimates.get("throughput") for count in counts[-2:])
             if before and last and not arm.cells[CellKey(workload, counts[-1])].paced:
                 change = f"{100 * (last.mean / before.mean - 1):+.0f}%"
                 of_workload.append(f"{workload} {change} from {counts[-2]} to {counts[-1]}")
         parts += [f"{mode_name(arm.label)}: {', '.join(of_workload)}"] if of_workload else []
-    head = "Throughput with more replicas" if limit_s is None else f"Replicas within a p99 of {quantity(limit_s, 's')}"
+    head = (
+        "Mean throughput with more replicas"
+        if limit_s is None
+        else f"Replicas within a p99 of {quantity(limit_s, 's')}"
+    )
     return f"{head}: {'; '.join(parts)}." if parts else ""
 
 

@@ -103,7 +103,7 @@ class Choice:
         against = f"{change[0]} vs {rival}{f' ({change[1]})' if change[1] else ''}" if change[0] else f"vs {rival}"
         if not self.clear:
             other = quantity(self.goal.mean(self.next[1]), self.goal.unit)
-            unclear = "no clear winner" if self.outcome is Outcome.NOT_SIGNIFICANT else certainty(self.outcome)
+            unclear = certainty(self.outcome) if self.outcome is Outcome.UNKNOWN else "no clear winner"
             value = Entry(f"{_shown(self.best)} {value.mean}; {rival} {other}", value=value.value)
             return {
                 "Best": unclear,
@@ -121,7 +121,13 @@ class Choice:
     @property
     def clear(self) -> bool:
         """Whether the best is significantly better than the runner-up."""
-        return self.gain is not None and self.gain.significant
+        return self.outcome is (Outcome.HIGHER if self.goal.highest else Outcome.LOWER)
+
+    @property
+    def sure(self) -> str:
+        """How sure that is, in words; of repeats that are paired, the ratio may contradict the means."""
+        contradicted = self.gain is not None and self.gain.significant and not self.clear
+        return "no clear winner: ratio and means differ in sign" if contradicted else certainty(self.outcome)
 
     def document(self) -> dict[str, object]:
         """For a program."""
@@ -229,7 +235,7 @@ def _row(choice: Choice) -> dict[str, str | Entry]:
         "Goal": choice.goal.name,
         "Best": best if choice.clear else f"no clear winner (here {best})",
         "Runner-up": runner_up,
-        "How sure": certainty(choice.outcome),
+        "How sure": choice.sure,
         "Costs elsewhere": f"{', '.join(choice.costs)} against {runner_up}" if choice.clear and choice.costs else "",
         "Figure": figure_entry(figures, choice.goal.unit),
         "Best / runner-up": ratio_entry(choice.gain.ratio if choice.gain else None),

@@ -26,6 +26,7 @@ from harness.analysis.questions.question import (
     labels,
 )
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, Outcome, t_interval
+from harness.errors import counted
 from harness.sharing.modes import mode_of
 
 _FAIR = 0.9
@@ -214,14 +215,23 @@ def _capped(estimate: Estimate | None) -> Estimate | None:
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """What taking turns costs against one reference at equal work; ``p`` is the corrected one of their throughputs."""
+    """What taking turns costs against one reference at equal work; ``p`` is the corrected one of their throughputs.
 
+    ``label``: of the arm that takes turns, where there are several; else empty.
+    """
+
+    label: str
     workload: str
     replicas: int
     reference: str
     extra_s: Estimate
     share: float
     p: float | None
+
+    @property
+    def significant(self) -> bool:
+        """Whether that is more than chance."""
+        return self.p is not None and self.p < SIGNIFICANCE
 
     @property
     def against(self) -> str:
@@ -237,10 +247,11 @@ class Switching:
         )
         sure = "a single run cannot tell whether that is more than chance"
         if self.p is not None:
-            sure = f"{'significant' if self.p < SIGNIFICANCE else 'no significant cost'}, p = {self.p:.2g}"
-            if self.p < SIGNIFICANCE and self.extra_s.mean < 0:
+            sure = f"{'significant' if self.significant else 'no significant cost'}, p = {self.p:.2g}"
+            if self.significant and self.extra_s.mean < 0:
                 sure += "; together they fill gaps that one process leaves although its GPU counts as busy"
-        head = f"{self.workload}, {replicas_in_words(self.replicas)} taking turns, against {self.against}"
+        turns = f"taking turns{f' ({self.label})' if self.label else ''}"
+        head = f"{self.workload}, {replicas_in_words(self.replicas)} {turns}, against {self.against}"
         return f"{head}: {quantity(self.extra_s.mean, 's')} per request ({100 * self.share:+.1f} %{interval}); {sure}."
 
 
@@ -248,9 +259,9 @@ def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
     """Every cost that the measurements give, and why they do not give others."""
     costs: list[Switching] = []
     missing: list[str] = []
-    for arm in comparison.arms:
-        if not mode_of(arm.sharing).takes_turns:
-            continue
+    taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
+    for arm in taking_turns:
+        label = arm.label if len(taking_turns) > 1 else ""
         neighbours = [
             other for other in comparison.arms if mode_of(other.sharing).takes_limits and comparison.alike(arm, other)
         ]
@@ -265,18 +276,20 @@ def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
             for key in (CellKey(workload, count) for count in arm.counts(workload) if count > 1):
                 cell = arm.cells[key]
                 if alone and busy and busy.mean >= BUSY_PERCENT:
-                    costs += _against(comparison, cell, alone, "alone")
+                    costs += _against(comparison, label, cell, alone, "alone")
                 for other in (other.cells[key] for other in neighbours if key in other.cells):
-                    costs += _against(comparison, cell, other, other.mode)
+                    costs += _against(comparison, label, cell, other, other.mode)
     return costs, missing
 
 
 def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnswer:
     """What does context switching cost? Extra GPU time per request of time-slicing, against one process alone and against MPS."""
     costs, missing = switching(comparison)
-    rows = [
+    taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
+    rows: list[dict[str, str | Entry]] = [
         {
             "Workload": cost.workload,
+            **({"Run as": cost.label} if cost.label else {}),
             "Replicas": str(cost.replicas),
             "Against": cost.against,
             "Extra time per request": figure_entry(cost.extra_s, "s", least=-math.inf),
@@ -285,11 +298,13 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
         }
         for cost in costs
     ]
-    taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
     if not any(place.replicas > 1 for arm in taking_turns for place in arm.cells):
         missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
     added = {
-        (f"{cost.workload}, {replicas_in_words(cost.replicas)}", cost.reference): (
+        (
+            f"{cost.workload}, {replicas_in_words(cost.replicas)}{f', {cost.label}' if cost.label else ''}",
+            cost.reference,
+        ): (
             f"vs {mode_name(cost.against)}",
             cost.extra_s.scaled(100 * cost.share / cost.extra_s.mean),
         )
@@ -299,22 +314,30 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
     plot = _plot(
         comparison, "switching", "GPU time that taking turns adds to a request", "% more GPU time", added, rule=0
     )
-    sure = sum(cost.p is not None and cost.p < SIGNIFICANCE for cost in costs)
-    more = by_mode(".0f", added.values(), "%").replace(" under vs ", " vs ")
     return QuestionAnswer(
         "switching",
         "What does context switching cost?",
-        f"Taking turns adds GPU time to each request: {more}; {sure} of {len(costs)} differences are significant."
-        if added
-        else "",
+        _switching_takeaway(costs, by_mode(".0f", added.values(), "%").replace(" under vs ", " vs ")),
         [cost.sentence for cost in costs],
-        Table.of(rows, words=3) if rows else None,
+        Table.of(rows, words=len(rows[0]) - 3) if rows else None,
         plot,
         missing + comparison.missing_modes(),
     )
 
 
-def _against(comparison: Comparison, cell: Cell, reference: Cell, name: str) -> list[Switching]:
+def _switching_takeaway(costs: Sequence[Switching], more: str) -> str:
+    """The costs in ``more``, and where time was saved instead, each with how many are significant."""
+    added = [cost.significant for cost in costs if cost.extra_s.mean > 0]
+    saved = [cost.significant for cost in costs if cost.extra_s.mean < 0]
+    parts = []
+    if added:
+        parts.append(f"adds GPU time to each request: {more}; {sum(added)} of {len(added)} costs are significant")
+    if saved:
+        parts.append(f"saves GPU time in {counted(len(saved), 'comparison')}, {sum(saved)} of them significantly")
+    return f"Taking turns {'. It '.join(parts)}." if parts else ""
+
+
+def _against(comparison: Comparison, label: str, cell: Cell, reference: Cell, name: str) -> list[Switching]:
     """By the contrast of the throughputs: a request takes as much longer as the throughput is lower."""
     contrast = None if cell.paced else comparison.contrasts.of(cell, reference, "throughput")
     if contrast is None:
@@ -323,7 +346,7 @@ def _against(comparison: Comparison, cell: Cell, reference: Cell, name: str) -> 
     ratio = contrast.ratio
     low, high = (None if end is None else time_s * (end - 1) for end in (ratio.low, ratio.high))
     extra = Estimate(time_s * (ratio.mean - 1), low, high, ratio.n, None, ratio.note)
-    return [Switching(cell.workload, cell.replicas, name, extra, ratio.mean - 1, contrast.corrected_p)]
+    return [Switching(label, cell.workload, cell.replicas, name, extra, ratio.mean - 1, contrast.corrected_p)]
 
 
 def per_million(cell: Cell, value: Value | None) -> Estimate | None:
@@ -408,7 +431,7 @@ def _cheapest(comparison: Comparison, query: ComparisonQuery) -> str:
         for workload, (estimate, mode, count) in lowest
     ]
     return (
-        f"The lowest {'price' if query.priced else 'energy'} per million inferences: {', '.join(parts)}."
+        f"The lowest measured {'price' if query.priced else 'energy'} per million inferences: {', '.join(parts)}."
         if parts
         else ""
     )
