@@ -36,7 +36,7 @@ _SHORT = (
     ("SM %", "gpu_sm_active", 1.0),
     ("DRAM %", "gpu_dram_active_percent", 1.0),
 )
-_CAUSE = Column("what holds it back", words=True)
+_CAUSE = Column("bottleneck", words=True)
 _IF_ANY = ("loss_first", "loss", "accuracy")
 _MEMORY = "gpu_memory_peak_percent"
 _PANELS = (

@@ -199,7 +199,7 @@ def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
             f"{', '.join(ALL[name].title if name in ALL else name for name in names)}: {reason}."
             for reason, names in names_by_reason.items()
         )
-        return BottleneckFound((), f"Cannot tell what holds it back: metrics are missing.{known}", shares, missing=why)
+        return BottleneckFound((), f"Cannot tell the bottleneck: metrics are missing.{known}", shares, missing=why)
     if not dominates:
         largest = ", ".join(f"{cause} {_percent(least[cause])}" for cause in order[:3])
         return BottleneckFound((), f"Nothing dominates: the largest shares of the time are {largest}.", shares)
@@ -212,7 +212,7 @@ def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
     causes = " and ".join(f"{cause} ({_percent(least[cause])} of the time)" for cause in named)
     return BottleneckFound(
         named,
-        f"Held back {'alike ' if len(named) > 1 else ''}by {causes}.",
+        f"{'Bottlenecks' if len(named) > 1 else 'Bottleneck'}: {causes}.",
         shares,
         tuple(f"{rule.cause}: {shown}." for rule, shown in zip(rules, evidence, strict=True)),
         tuple(dict.fromkeys(rule.following for rule in rules)),

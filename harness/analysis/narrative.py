@@ -300,7 +300,7 @@ def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
     most, percent = max(waited, key=lambda wait: wait[1])
     sentence = (
         f"The replicas of {counted(len(waited), 'experiment')} reserved nothing (class {_BEST_EFFORT}) on a node where processes waited "
-        f"for a processor, for up to {percent:.0f} % of the time ({most}): whoever else computed there came before them. "
+        f"for a processor, for up to {percent:.0f} % of the time ({most}): other processes there came before them. "
         "With kubernetes.reserve: {cpu: ...} they have a share of their own."
     )
     return [sentence]

@@ -316,7 +316,7 @@ def _latency(stress: StressSpec, run: LoadRun) -> tuple[Grade, str]:
         if low > limit_s:
             return Grade.BROKEN, f"{limited} is {shown}, above {limit}."
         if high > limit_s:
-            grade, why = Grade.DOUBTFUL, f"{limited} of {shown} cannot be told from {limit}."
+            grade, why = Grade.DOUBTFUL, f"{limited} of {shown} is too close to {limit}."
     return grade, why
 
 

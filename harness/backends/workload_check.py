@@ -117,10 +117,10 @@ def _unreachable(name: str, url: str) -> Issue | None:
         return Issue(IssueLevel.ERROR, "server", message, advice)
     except ssl.SSLError as error:
         message = f"{asks}and {tls_error(error, parts.hostname or '', parts.port or _PORTS[parts.scheme])}."
-        return Issue(IssueLevel.ERROR, "server", message, "Mend `server.url`.")
+        return Issue(IssueLevel.ERROR, "server", message, "Fix `server.url`.")
     except OSError as error:
         message = f"{asks}which cannot be reached: {error.strerror or error}."
-        return Issue(IssueLevel.ERROR, "server", message, "Start it, or mend `server.url`.", away=True)
+        return Issue(IssueLevel.ERROR, "server", message, "Start it, or fix `server.url`.", away=True)
     return None
 
 

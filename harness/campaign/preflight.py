@@ -195,7 +195,7 @@ def _of_cluster(name: str, kinds: Collection[str], state: str, findings: Sequenc
     return Check(name, not own, any(finding.severity is IssueLevel.ERROR for finding in own), messages or state, advice)
 
 
-_RAISE = "The kernel stops whoever uses more. Raise the quota (docker --cpus, limits of the pod, CPUQuota of the unit)."
+_RAISE = "The kernel stops what uses more. Raise the quota (docker --cpus, limits of the pod, CPUQuota of the unit)."
 
 
 def _python() -> Check:

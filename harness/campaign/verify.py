@@ -115,7 +115,7 @@ def _check_described(path: Path, present: list[Path], outcome: Verification) -> 
 def _check_records(path: Path, present: set[str], outcome: Verification) -> None:
     """Hold the folder against the campaign file and the journal."""
     if not (path / layout.CAMPAIGN_JSON).exists():
-        outcome.notes.append(f"{path} holds no {layout.CAMPAIGN_JSON}: whether experiments are missing cannot be told.")
+        outcome.notes.append(f"{path} holds no {layout.CAMPAIGN_JSON}: it is unknown whether experiments are missing.")
         return
     try:
         folder = open_folder(path)
@@ -124,12 +124,12 @@ def _check_records(path: Path, present: set[str], outcome: Verification) -> None
         outcome.problems.append(Problem(path, error.message, advice=error.advice))
         return
     if not events:
-        outcome.notes.append(f"{path} holds no {layout.STATE}: whether experiments are missing cannot be told.")
+        outcome.notes.append(f"{path} holds no {layout.STATE}: it is unknown whether experiments are missing.")
     done = _done(events)
     if events and (untold := sorted(present - done)):
         outcome.notes.append(
             f"{folder.state} does not say that {', '.join(untold)} {'was' if len(untold) == 1 else 'were'} finished: lines "
-            "were cut off, and whether other experiments are missing cannot be told; or the campaign was killed right then."
+            "were cut off, and others may be missing; or the campaign was killed right then."
         )
     _check_plan(folder, present, done, outcome)
 

@@ -197,7 +197,7 @@ def plan(
     for issue in findings:
         output.sentence(f"preflight {issue.severity.value}: {issue.message} {issue.advice}".rstrip())
     if not findings:
-        output.sentence("preflight: nothing speaks against it.")
+        output.sentence("preflight: no problems.")
     judged.refuse()
 
 

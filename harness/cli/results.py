@@ -152,9 +152,9 @@ def show_figures(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> 
         for table, dropped in short_tables(analysis, min(_WIDEST, output.terminal_width())):
             output.show(table)
             if dropped:
-                output.note(f"(left out for want of room: {', '.join(dropped)}; the report has them)")
+                output.note(f"({', '.join(dropped)} hidden: terminal too narrow)")
     if weak := concerns(analysis):
-        output.sentence(f"Before you use it: {'; '.join(weak)}.")
+        output.sentence(f"Caveats: {'; '.join(weak)}.")
 
 
 def _show_settings(family: Family, *, printed: Sequence[str] = ()) -> None:

@@ -195,7 +195,7 @@ def _metric(
         if metric.source in ESSENTIAL_SOURCES:
             # Without its throughput or latency a measurement says nothing, and nobody knows what a neighbour did.
             severity = Severity.DEGRADED if neighbour else Severity.INVALID
-            advice = "Without it there is no result; mend the cause and run again."
+            advice = "Without it there is no result; fix the cause and run again."
         whose = f"{metric.name} of the neighbour {neighbour}" if neighbour else metric.name
         message = f"{whose} has no value at all: {_commonest(named.values())}."
         yield Finding(severity, ReasonCode.NO_VALUE, metric.name, message, advice)

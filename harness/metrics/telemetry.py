@@ -193,7 +193,7 @@ def held_back(telemetry: Path) -> Iterator[Finding]:
         if slowed > TOLD_SHARE:
             message = f"{name} was slowed by heat or by its hardware in {slowed:.0%} of the readings."
             advice = (
-                "Mend the cooling or the power supply, or let it cool down between experiments "
+                "Fix the cooling or the power supply, or let it cool down between experiments "
                 "(timing.cooldown_gpu_celsius)."
             )
             yield Finding(Severity.DEGRADED, ReasonCode.GPU_SLOWED, "", message, advice)

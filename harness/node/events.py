@@ -319,7 +319,7 @@ class RunSummary:
         more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
         raise TaskFailedError(
             f"Task {what!r} failed on {first.host}{more}: {first.error}",
-            advice=f"Mend the cause and run it again: what is done already stays done. The task is at {first.path}.",
+            advice=f"Fix the cause and run it again: what is done already stays done. The task is at {first.path}.",
         )
 
     def to_dict(self) -> dict[str, Any]:

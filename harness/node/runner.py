@@ -102,7 +102,7 @@ class NodeRunner:
         if exit_code != 0 and not summary.began and not result.hosts and not process.timed_out:
             raise PlaybookError(
                 f"Ansible could not run {request.playbook}: {result.failures[0].error}",
-                advice="Mend what it names: the inventory, the limit or the playbook.",
+                advice="Fix what it names: the inventory, the limit or the playbook.",
             )
         return result
 

@@ -196,7 +196,7 @@ class SwitchedPlugin(AsLent):
             yield from mode_of(experiment.sharing).check_slices(experiment, [(node, chosen.slices) for node in nodes])
             for place, count in counts.items():
                 if count is None and not mode_of(chosen.mode).own_instance:
-                    message = f"how many GPUs node {place} has cannot be told."
+                    message = f"it is unknown how many GPUs node {place} has."
                     advice = f"Run NVIDIA's GPU feature discovery, or: kubectl label node {place} {GPU_COUNT_LABEL}=N"
                     yield Issue(IssueLevel.ERROR, "gpus", message, advice)
         for node in nodes:

@@ -42,7 +42,7 @@ _REQUEST = "gpu"
 """Name of the one request of a claim, and of a pod's one claim."""
 _DRIVER_ADVICE = "Install NVIDIA's DRA driver (docs/cluster.md has its settings), or: `sharing_by: device-plugin`."
 _TWICE_ADVICE = (
-    "Neither knows what the other gives away: take one of them from the node. Without the device plugin: keep its DaemonSet "
+    "Neither sees the other's allocations: remove one of them from the node. Without the device plugin: keep its DaemonSet "
     "from the node with a label. Without the driver: `sharing_by: device-plugin`, and the driver's DaemonSet likewise."
 )
 

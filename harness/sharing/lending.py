@@ -81,7 +81,7 @@ class Lending:
 def lending(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> Lending:
     """How a node's GPUs are lent, by its capacity, its labels and annotations, and its device plugin among ``pods``."""
     if spec.gpu_resource is None:
-        scheduler = f"the scheduler {spec.scheduler_name}" if spec.scheduler_name else "whoever reads the annotations"
+        scheduler = f"the scheduler {spec.scheduler_name}" if spec.scheduler_name else "what reads the annotations"
         return Lending(_SHARED, source=scheduler, stranger=scheduler)
     configured = _configured(node, pods, spec)
     seen, promised = _per_gpu(node, spec), _promised(node, configured)
@@ -223,6 +223,6 @@ def _check_node(node: Object, how: Lending, modes: Sequence[SharingMode]) -> Ite
         elif how.stranger:
             yield Issue(IssueLevel.WARNING, "sharing", f"{place} has its GPUs shared by {how.stranger}: {trusted}")
         elif how.denied:
-            advice = "Which is right? Mend the other: somebody set it by hand, or the plugin restarts."
+            advice = "Which is right? Fix the other: somebody set it by hand, or the plugin restarts."
             message = f"{place} shares its GPUs by {by}, as {how.source} shows{denied}."
             yield Issue(IssueLevel.WARNING, "sharing", message, advice)

@@ -35,7 +35,7 @@ class TimeSlicing(SharingMode):
     """The driver gives the GPU to one process after another."""
 
     sharing = Sharing.TIME_SLICING
-    meaning = "replicas take turns on a GPU"
+    meaning = "replicas share a GPU in time slices"
     attribution = Attribution.REQUESTS
     switch_command = "harness node sharing time-slicing --replicas N"
     needs_gpu = False

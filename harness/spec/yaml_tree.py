@@ -16,7 +16,7 @@ MAX_NODES = 20_000
 LARGEST_INTEGER = 2**63 - 1
 _TYPED = frozenset(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "null"))
 _TEXT = "tag:yaml.org,2002:str"
-_ADVICE = "Mend that line; lists and mappings may also be written in brackets, as in JSON."
+_ADVICE = "Fix this line; lists and mappings may also be written in brackets, as in JSON."
 
 SAFE_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """For YAML in which no mistake needs its line: libyaml's, ten times as fast, where PyYAML was built with it."""

@@ -1,5 +1,6 @@
-"""Pages and help say one thing by one word: what is left in the table below is written as on its right."""
+"""Pages, help and messages say one thing by one word: what is left in the table below is written as on its right."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,8 @@ WORDS = {
     r"\bwhoever\b": "who",
     r"[0-9] %": "95%, without a space",
 }
+OF_PAGES = list(WORDS)[-4:]
+"""Of pages and help alone."""
 CODE = re.compile(r"`[^`]*`")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
 
@@ -41,7 +44,18 @@ def helps(command, name: str = "harness") -> Iterator[tuple[str, str]]:
         yield from helps(below, f"{name} {part}")
 
 
+def strings(module: Path) -> str:
+    """What a module can say: its strings without its docstrings."""
+    nodes = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+    documentation = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    said = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in documentation]
+    return "\n".join(node.value for node in said if isinstance(node.value, str))
+
+
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES} | dict(helps(typer.main.get_command(app)))
+
+
+MESSAGES = {str(path.relative_to(ROOT)): strings(path) for path in sorted(ROOT.glob("harness/**/*.py"))}
 
 
 @pytest.mark.parametrize(("pattern", "better"), WORDS.items())
@@ -55,3 +69,11 @@ def test_pages_and_help_use_the_words_of_the_glossary(pattern: str, better: str)
     ]
 
     assert not lines, f"better: {better}"
+
+
+@pytest.mark.parametrize("pattern", [pattern for pattern in WORDS if pattern not in OF_PAGES])
+def test_messages_use_the_words_of_the_glossary(pattern: str) -> None:
+    said = re.compile(pattern, re.IGNORECASE)
+    lines = [(name, line) for name, text in MESSAGES.items() for line in text.splitlines() if said.search(line)]
+
+    assert not lines, f"better: {WORDS[pattern]}"

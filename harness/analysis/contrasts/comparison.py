@@ -181,7 +181,7 @@ class Comparison:
         if not wanted or not measured:
             return []  # all were, or there are only servers whose mode is not the harness's to set
         every = ", ".join(measured + wanted)
-        return [f"Not measured: {', '.join(wanted)}. A campaign with sharing: [{every}] would tell."]
+        return [f"Not measured: {', '.join(wanted)}. Run a campaign with sharing: [{every}]."]
 
 
 def settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:

@@ -224,8 +224,8 @@ def _undecided(published: Cell, again: Cell, name: str, within: float) -> str:
     ran, more = len(again.figures(name)), _more(published, again, name, within, MOST_REPEATS)
     if more is None:
         return (
-            f"no number of repeats here would tell {name} within {100 * within:g} %: {len(published.figures(name))} published "
-            f"and {ran} here scatter too much"
+            f"too noisy: more repeats here cannot settle {name} to {100 * within:g}% ({len(published.figures(name))} published and "
+            f"{ran} here)"
         )
     total = f", about {ran + more} in all" if more else ""
-    return f"more repeats would tell {name} within {100 * within:g} %{total}"
+    return f"more repeats should settle {name} to {100 * within:g}%{total}"

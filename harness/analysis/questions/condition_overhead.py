@@ -224,8 +224,8 @@ def judge(percent: Estimate, limit_percent: float) -> tuple[Outcome, str]:
         where = "below" if outcome is Outcome.PASS else "above"
         return outcome, f"the whole interval lies {where} {limit_percent:g} %"
     needed = _repeats_needed(percent, limit_percent)
-    advice = f"about {needed} repeats would tell" if needed else "it is too near to the limit to tell"
-    return outcome, f"the interval holds the limit; {advice}"
+    advice = f"try {needed} repeats" if needed else "it is too close to the limit"
+    return outcome, f"the interval includes the limit; {advice}"
 
 
 def _repeats_needed(percent: Estimate, limit_percent: float) -> int | None:

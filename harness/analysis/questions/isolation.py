@@ -15,12 +15,10 @@ from harness.analysis.questions.recommendation import certainty, costs
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, Outcome, corrected, unpaired
 
 NOT_MEASURED = (
-    "Not measured: a campaign whose conditions have neighbours, compared together with these, would tell. "
-    "Between replicas of one workload, the lowest p99 and the fairest say it."
+    "Not measured. Add a campaign with `neighbours` to compare isolation. For replicas of one workload, see the lowest p99 and "
+    "the fairest."
 )
-ONE_MODE = (
-    "No neighbour was measured under two modes, so that there is nothing to choose from; two in `sharing` would tell."
-)
+ONE_MODE = "No neighbour was measured under two modes. Add a second mode to `sharing`."
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
                 advice.setdefault(scaling.advice, []).append(name)
         elif not mode_of(arm.sharing).own_gpu:
             measured = f"{name} was measured at {replicas_in_words(counts[0])} only"
-            missing.append(f"{measured}: more counts in `replicas` would tell how it scales.")
+            missing.append(f"{measured}: add counts to `replicas` to see how it scales.")
         if limit_s is not None:
             row[within] = carried(arm, workload, limit_s).in_words
             sentences.append(f"{name}, {within}: {row[within]}.")

@@ -185,7 +185,7 @@ def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> Question
         table,
         plot,
         missing=[
-            *([] if table else ["More than one replica in `replicas` would tell how they share."]),
+            *([] if table else ["Add more than one replica to `replicas` to see how they share."]),
             *comparison.missing_modes(),
         ],
     )
@@ -250,7 +250,7 @@ class Switching:
             sure = f"{'significant' if self.significant else 'no significant cost'}, p = {self.p:.2g}"
             if self.significant and self.extra_s.mean < 0:
                 sure += "; together they fill gaps that one process leaves although its GPU counts as busy"
-        turns = f"taking turns{f' ({self.label})' if self.label else ''}"
+        turns = f"in time slices{f' ({self.label})' if self.label else ''}"
         head = f"{self.workload}, {replicas_in_words(self.replicas)} {turns}, against {self.against}"
         return f"{head}: {quantity(self.extra_s.mean, 's')} per request ({100 * self.share:+.1f} %{interval}); {sure}."
 
@@ -271,7 +271,7 @@ def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
             if busy and busy.mean < BUSY_PERCENT:
                 missing.append(
                     f"{workload}: one replica alone keeps the GPU {busy.mean:.0f} % busy, so that sharing fills idle time, and "
-                    "what switching takes cannot be told from it. A larger batch_size or execution: cuda-graph would keep it busy."
+                    "the cost of switching is unknown. A larger batch_size or execution: cuda-graph would keep it busy."
                 )
             for key in (CellKey(workload, count) for count in arm.counts(workload) if count > 1):
                 cell = arm.cells[key]
@@ -299,7 +299,7 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
         for cost in costs
     ]
     if not any(place.replicas > 1 for arm in taking_turns for place in arm.cells):
-        missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
+        missing.insert(0, "Measure several replicas under time-slicing.")
     added = {
         (
             f"{cost.workload}, {replicas_in_words(cost.replicas)}{f', {cost.label}' if cost.label else ''}",
@@ -311,9 +311,7 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
         for cost in costs
         if cost.extra_s.mean > 0
     }
-    plot = _plot(
-        comparison, "switching", "GPU time that taking turns adds to a request", "% more GPU time", added, rule=0
-    )
+    plot = _plot(comparison, "switching", "GPU time that switching adds to a request", "% more GPU time", added, rule=0)
     return QuestionAnswer(
         "switching",
         "What does context switching cost?",

@@ -372,11 +372,11 @@ def _refused(method: str, path: str, status: int, body: bytes) -> ClusterError:
         ),
         403: (
             "The API server forbids it (403",
-            "A quota, an admission policy or a missing right: ask whoever runs the cluster.",
+            "A quota, an admission policy or a missing right: ask the cluster's administrator.",
         ),
         404: ("There is no such thing (404", "Check the namespace and the context."),
         409: ("Somebody else changed it at the same time (409", "Run it again."),
-        422: ("The API server does not take it (422", "Mend what it names."),
+        422: ("The API server does not take it (422", "Fix what it names."),
     }.get(status, (f"The API server answered {status} (it", "Look at its log."))
     return ClusterError(f"{what} on {verb} {path}): {words}.", advice=advice, status=status)
 

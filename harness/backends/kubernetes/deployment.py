@@ -44,7 +44,7 @@ UNTOLD_S = 120.0
 """The cluster's garbage collector tells pods to end, within a second; after an outage of the API server it was seen to take a minute."""
 FINISH_S = 20.0
 """A load waits 10 s at its end for its last answers."""
-SERVER_ADVICE = "Mend `server` as its last lines say; its command has to stay in the foreground and needs no root."
+SERVER_ADVICE = "Fix `server` as its last lines say; its command has to stay in the foreground and needs no root."
 
 
 class KubernetesDeployment(Deployment):

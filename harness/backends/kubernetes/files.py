@@ -82,7 +82,7 @@ def _compressed(path: Path) -> bytes:
         facts = path.stat()
         return _compressed_as_seen(path, facts.st_mtime_ns, facts.st_size)
     except OSError as error:
-        raise CampaignFileError(f"{path} cannot be read: {error.strerror}.", advice="Mend the path.") from error
+        raise CampaignFileError(f"{path} cannot be read: {error.strerror}.", advice="Fix the path.") from error
 
 
 @functools.lru_cache(maxsize=KEPT)

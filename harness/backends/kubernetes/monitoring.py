@@ -34,7 +34,7 @@ REPLICAS = {"app.kubernetes.io/part-of": "gpu-sharing-harness"}
 """A label of every replica."""
 BEFORE, BY = "gpu-sharing-harness/replicas-before", "gpu-sharing-harness/scaled-down-by"
 """On Grafana's Deployment: the replicas that it had, and the campaign."""
-_ACCESS = "Mend it, or `kubernetes.prometheus_access` of the campaign file."
+_ACCESS = "Fix it, or `kubernetes.prometheus_access` of the campaign file."
 GPUS_TIMEOUT_S = 5.0
 TELEMETRY_TIMEOUT_S = 10.0
 

@@ -102,7 +102,7 @@ def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue
         apart = usable and "node-role.kubernetes.io/control-plane" in labels(node)
         if (why := unusable(node, spec)) and not apart:
             severity = IssueLevel.WARNING if usable else IssueLevel.ERROR
-            advice = "Mend the node: kubectl describe node tells more."
+            advice = "Fix the node: kubectl describe node tells more."
             yield Issue(severity, "nodes", f"node {name(node)} takes no replica: {why}.", advice)
     for node in usable:
         for kind in pressures(node):

@@ -33,9 +33,9 @@ HOPELESS_WAITS = {
     "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "RegistryUnavailable": "Is the image's registry running, and can the node reach it?",
     "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
-    "SignatureValidationFailed": "Take an image that is signed as the node's policy asks (/etc/containers/policy.json), or mend that.",
-    "InvalidImageName": "Mend the image's name in the campaign file.",
-    "CreateContainerConfigError": "Mend what the message names.",
+    "SignatureValidationFailed": "Take an image that is signed as the node's policy asks (/etc/containers/policy.json), or fix that.",
+    "InvalidImageName": "Fix the image's name in the campaign file.",
+    "CreateContainerConfigError": "Fix what the message names.",
     "CreateContainerError": "Look at the node's container runtime (journalctl -u crio).",
     "RunContainerError": "Look at the node's container runtime (journalctl -u crio), and at the runtime class.",
     "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.replica",
@@ -282,7 +282,7 @@ def not_copied(pod: Object) -> Obstacle | None:
     return Obstacle(
         f"the layer's library {copy['command'][1]} could not be copied out of {copy['image']}",
         str(failed.get("message") or failed.get("reason") or ""),
-        "Mend `preload` or `preload_image`: the image has to hold the file, readable by all, and the command `cp`.",
+        "Fix `preload` or `preload_image`: the image has to hold the file, readable by all, and the command `cp`.",
     )
 
 
@@ -383,7 +383,7 @@ def _refusal(workload: Object) -> Obstacle | None:
             return Obstacle(
                 str(entry.get("reason") or kind),
                 str(entry.get("message") or ""),
-                "Mend what it names: a quota, a policy of the namespace, the service account or the runtime class.",
+                "Fix what it names: a quota, a policy of the namespace, the service account or the runtime class.",
             )
     return None
 

@@ -241,5 +241,5 @@ def _check_grafana(api: KubernetesApi, spec: KubernetesSpec, server: PrometheusS
     except PrometheusError:
         cores = None  # why Prometheus does not answer is a finding of its own
     cost = f"it used {cores:.3f} CPU cores in the last 5 minutes" if cores is not None else "what it costs is not known"
-    message = f"{spec.grafana_deployment} runs beside the measurement: {cost}, and whoever looks at it costs more."
+    message = f"{spec.grafana_deployment} runs beside the measurement: {cost}, and each viewer costs more."
     yield Issue(IssueLevel.WARNING, "grafana", message, "Set `kubernetes.grafana: scale-down`.")

@@ -354,7 +354,7 @@ def device_plugin_is_ready(node: Node) -> Observation:
     return _all_ready(_pods_of(node, "dra-driver"))
 
 
-@gpu_check("gpu/mps", f"{_GPU_AGAIN}: it starts and removes the MPS servers as the way of sharing asks.", kinds=HERE)
+@gpu_check("gpu/mps", f"{_GPU_AGAIN}: it starts and removes the MPS servers as the sharing mode needs.", kinds=HERE)
 def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
     """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
     mps = node.expected.device_plugin_sharing.concurrent

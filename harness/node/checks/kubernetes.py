@@ -176,7 +176,7 @@ def users_own_their_kubeconfig(node: Node) -> Observation:
     return Observation(good, f"mode 0600 and owner, for {listed(users)}", ", ".join(words for _, words in seen))
 
 
-@check("kubeconfig/administrator", "`chmod 0600` it: whoever reads it owns the cluster.", kinds=HERE)
+@check("kubeconfig/administrator", "`chmod 0600` it: who reads it owns the cluster.", kinds=HERE)
 def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     """Only root reads the administrator's credentials."""
     private, seen = node.private(ADMIN_KUBECONFIG)

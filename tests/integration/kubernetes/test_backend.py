@@ -451,7 +451,7 @@ def test_a_library_that_its_image_does_not_have_is_said(deploy, server, driver, 
     ) as caught:
         deploy(missing, by=KubernetesBackend(server.spec(kind=kind), "c0ffee"))
 
-    assert "Mend `preload` or `preload_image`" in caught.value.advice
+    assert "Fix `preload` or `preload_image`" in caught.value.advice
     assert driver.left() == []
 
 

@@ -81,7 +81,7 @@ def test_a_failing_task_ends_with_10_and_the_hosts_error(project: Path) -> None:
     assert "here kernel: Break" in done.stdout
     assert "/no-such-folder" in done.stdout
     assert "error: Task 'kernel: Break' failed on here" in done.stderr
-    assert "  do: Mend the cause and run it again" in done.stderr
+    assert "  do: Fix the cause and run it again" in done.stderr
     failed = harness("node", "provision", "--json", project=project)
     [failure] = document(failed)["failures"]
     assert (failure["task"], failure["path"].rpartition("/")[2]) == ("Break", "main.yml:1")

@@ -44,7 +44,7 @@ def test_causes_that_differ_by_little_are_named_together():
 
     assert set(finding.causes) == {Cause.HOST, Cause.COPY}
     assert len(finding.evidence) == len(finding.following) == 2
-    assert "alike" in finding.sentence
+    assert "Bottlenecks: " in finding.sentence
 
 
 def test_half_of_the_readings_at_the_power_cap_is_a_tie_of_compute_and_power():

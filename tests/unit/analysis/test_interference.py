@@ -80,8 +80,8 @@ def test_an_overhead_at_its_limit_is_called_a_pass_or_a_fail_in_5_percent_of_all
         (1.0, -0.5, 2.5, Outcome.PASS, "the whole interval lies below 5 %"),
         (-3.0, -4.0, -2.0, Outcome.PASS, "the whole interval lies below 5 %"),
         (9.0, 7.0, 11.0, Outcome.FAIL, "the whole interval lies above 5 %"),
-        (3.0, -1.5, 7.5, Outcome.NOT_DECIDABLE, "the interval holds the limit; about 6 repeats would tell"),
-        (5.0, 2.0, 8.0, Outcome.NOT_DECIDABLE, "the interval holds the limit; it is too near to the limit to tell"),
+        (3.0, -1.5, 7.5, Outcome.NOT_DECIDABLE, "the interval includes the limit; try 6 repeats"),
+        (5.0, 2.0, 8.0, Outcome.NOT_DECIDABLE, "the interval includes the limit; it is too close to the limit"),
     ],
 )
 def test_only_an_interval_on_one_side_of_the_limit_decides(mean, low, high, outcome, why):
@@ -277,7 +277,7 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
     assert isolated(gather([analysis.folder], read=read.__getitem__), interference(analysis)).apart == ""
     (unknown,) = isolated(gather([plain.folder], read=read.__getitem__), None).sentences
-    assert unknown.startswith("Not measured: a campaign whose conditions have neighbours")
+    assert unknown.startswith("Not measured. Add a campaign with `neighbours`")
 
 
 def under(cell: Cell, sharing: str, kept: float, *, died: bool = False) -> Cell:

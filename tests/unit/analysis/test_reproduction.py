@@ -204,7 +204,7 @@ def test_it_goes_on_with_as_many_repeats_as_the_spread_asks_for(
     ran.clear()
     few = json.loads(run(archive, "--max-repeats", "3", "--json").stdout)
     assert (few["outcome"], few["more"], len(ran)) == ("not decidable", [], 1)
-    assert "more repeats would tell" in few["cells"][0]["measures"][0]["why"]
+    assert "more repeats should settle" in few["cells"][0]["measures"][0]["why"]
 
 
 def test_more_repeats_are_of_the_cells_that_need_them(published: Path) -> None:

@@ -79,7 +79,7 @@ def test_a_point_that_cannot_be_told_from_the_limit_is_neither_good_nor_broken()
 
     assert [point.grade for point in series.points] == [Grade.GOOD, Grade.DOUBTFUL, Grade.BROKEN]
     assert series.last_good.load == 1
-    assert "At 2 replicas, p99 of 50.1 ± 0.5 ms cannot be told from the limit of 50.0 ms." in series.sentences()[0]
+    assert "At 2 replicas, p99 of 50.1 ± 0.5 ms is too close to the limit of 50.0 ms." in series.sentences()[0]
 
 
 def test_a_limit_below_one_service_time_is_said_at_the_first_point():

@@ -94,7 +94,7 @@ def test_one_that_runs_already_must_be_reached():
         spec = WorkloadSpec.model_validate({"name": "llm", "server": {"url": [up, down]}})
         (finding,) = check_server("llm", spec.server)
     assert finding.message == f"the workload llm asks {down}, which cannot be reached: Connection refused."
-    assert finding.advice == "Start it, or mend `server.url`."
+    assert finding.advice == "Start it, or fix `server.url`."
     assert finding.away, "a campaign waits for it between experiments"
 
 

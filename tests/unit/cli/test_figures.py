@@ -51,7 +51,7 @@ def around(analysis):
     """What is said before the table, and after it."""
     answer = headline(analysis, [], None)
     assert answer
-    return [*answer, f"Before you use it: {'; '.join(concerns(analysis))}."]
+    return [*answer, f"Caveats: {'; '.join(concerns(analysis))}."]
 
 
 def test_the_answer_comes_before_the_table_and_what_weakens_it_after(analysis, capsys, monkeypatch):
