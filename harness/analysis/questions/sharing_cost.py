@@ -332,7 +332,7 @@ def _switching_takeaway(costs: Sequence[Switching], more: str) -> str:
         parts.append(f"adds GPU time to each request: {more}; {sum(added)} of {len(added)} costs are significant")
     if saved:
         parts.append(f"saves GPU time in {counted(len(saved), 'comparison')}, {sum(saved)} of them significantly")
-    return f"Taking turns {'. It '.join(parts)}." if parts else ""
+    return f"Switching {'. It '.join(parts)}." if parts else ""
 
 
 def _against(comparison: Comparison, label: str, cell: Cell, reference: Cell, name: str) -> list[Switching]:
