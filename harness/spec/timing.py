@@ -194,7 +194,7 @@ class Timing(StrictModel):
     ] = Field(
         "fresh",
         description="How replicas start: each as a new process, or forked from one that has imported the workload, which "
-        "saves the seconds of the import. Models of your own and servers start fresh in any case.",
+        "saves the seconds of the import. Models of your own, servers and replicas with `cpus_per_replica` start fresh in any case.",
     )
 
     @property
