@@ -47,7 +47,7 @@ def test_no_mode_is_proposed_that_was_measured_or_that_nobody_can_set(pool: Comp
     (one,) = [one for one in pool.arms if one.label == "mps"]
     (told,) = replace(pool, arms=[one]).missing_modes()
     assert told.startswith(
-        "Not measured: exclusive, time-slicing. A campaign with sharing: [mps, exclusive, time-slicing]"
+        "Not measured: exclusive, time-slicing. Run a campaign with sharing: [mps, exclusive, time-slicing]"
     )
     assert replace(pool, arms=[replace(one, sharing="as-found")]).missing_modes() == []
 

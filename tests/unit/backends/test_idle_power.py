@@ -43,7 +43,7 @@ def test_idle_power_is_read_before_the_first_replica_starts(tmp_path, monkeypatc
         metrics=["throughput"],
         limits=Limits(),
     )
-    deployment = LocalDeployment(experiment, tmp_path, "c" * 32, clock=SystemClock())
+    deployment = LocalDeployment(experiment, tmp_path, "c" * 32, clock=SystemClock(), forks=lambda *_: None)
     assert len(OneGpu.started) == 2
     telemetry = deployment.telemetry(tmp_path / "telemetry.csv")
     assert telemetry.finish().devices == [{"uuid": "GPU-a", "idle_w": 71.0}]
