@@ -51,7 +51,8 @@ class Switch:
         if _starts(plugins) != self._plugins[place] and self.plugin_restarted_s is None:
             self.plugin_restarted_s = now_s
         right = bool(lends) if lent is None else lends == lent
-        ready = bool(plugins) and all(map(_ready, plugins)) and (not with_daemon or any(map(runs_daemon, pods)))
+        there = bool(plugins) or not self._plugins[place]  # absent while it is made anew
+        ready = there and all(map(_ready, plugins)) and (not with_daemon or any(map(runs_daemon, pods)))
         if not (right and ready):  # also where it had looked so because its plugin had not begun yet
             self._left.add(place)
             self.shown_s = None

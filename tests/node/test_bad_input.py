@@ -105,7 +105,9 @@ REFUSED_TOGETHER = {
 }
 # Seen on the way, in this order: each leaves a machine half made. What the first of them has made need not be made again.
 BROKEN_OFF = {
-    "a version that does not exist": Case(r"1\.35\.99", "versions.yml", {"kubernetes_packages_version": "1.35.99"}),
+    "a version that does not exist": Case(
+        r"1\.35\.99", "versions.yml", {"kubernetes_packages_version": "1.35.99", "control_plane_version": "1.35.99"}
+    ),
     "a package that the mirror refuses": Case(
         "403", "mirrors.yml", forbidden="/kubernetes/kubelet_", tags="kubernetes_packages"
     ),

@@ -112,7 +112,7 @@ def test_a_published_campaign_is_compared(harness):
     (published,) = ROOT.glob("examples/h200/h200-sharing-distilbert-*")
     shutil.copy2(published, harness.folder)
 
-    assert "distilbert" in harness("compare", published.name, "--by", "sharing").stdout
+    assert "time-slicing" in harness("compare", published.name, "--by", "sharing").stdout
 
 
 def test_campaign_files_come_from_the_wheel(harness):

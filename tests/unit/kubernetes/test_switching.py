@@ -470,7 +470,9 @@ def test_what_a_node_showed_before_its_plugin_began_is_not_when_it_was_shown():
 
     container = {"env": [{"name": "NODE_LABEL", "value": LABEL}]}
     ready = {"conditions": [{"type": "Ready", "status": "True"}]}
-    pods = [{"metadata": {"name": "p", "uid": "p"}, "spec": {"containers": [container]}, "status": ready}]
+    pods = [
+        {"metadata": {"name": "p", "uid": "p"}, "spec": {"nodeName": "n1", "containers": [container]}, "status": ready}
+    ]
     made = Switch("sliced-2", 0.0, 0.0, [node(2)], pods, KubernetesSpec())
     shown = []
     for now_s, lends, there in ((1.0, 2, pods), (2.0, 2, []), (3.0, 0, pods), (4.0, 2, pods), (5.0, 2, pods)):
