@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import threading
 import time
@@ -44,7 +45,10 @@ def main() -> None:
         random.Random(wishes.seed).shuffle(kinds)
         backend = LocalBackend(f"forked-starts-{time.time_ns()}")
         try:
-            starts = [(kind, *_start(wishes, mode, replicas, kind, backend)) for kind in kinds]
+            starts = []
+            for kind in kinds:
+                starts.append((kind, *_start(wishes, mode, replicas, kind, backend)))
+                print(mode.value, *starts[-1], file=sys.stderr, flush=True)
         finally:
             backend.close()
         _print(mode, replicas, starts)
