@@ -280,7 +280,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     (
         ("control_plane_pod_cidr",),
         lambda pods: 8 <= network(pods).prefixlen <= 24 and whole_network(pods),
-        "kubeadm takes a prefix of 8 to 24 bits, and no part of it may be a network of a machine's own (127.0.0.0/8 and the like)",
+        "kubeadm accepts a prefix of 8 to 24 bits, and no part of it may be a network of a machine's own (127.0.0.0/8 and the like)",
     ),
     (
         ("kubernetes_minor", "kubernetes_packages_version"),
@@ -327,7 +327,7 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     (
         ("inference_namespace_account", "inference_namespace_replica_account"),
         lambda harness, replicas: harness != replicas,
-        "replicas may nothing, so the two need different names",
+        "replicas have no rights, so the two need different names",
     ),
     (
         ("nvidia_toolkit_handler", "runtime_class_handler"),
@@ -439,9 +439,9 @@ class Table:
             rest = {one.removeprefix(f"{role}_"): one for one in known}
             close = difflib.get_close_matches(name.removeprefix(f"{role}_"), rest, n=1, cutoff=CLOSE)
             if close:
-                yield f"{name} is no supported variable. Is {rest[close[0]]} meant?"
+                yield f"{name} is not a supported variable. Did you mean {rest[close[0]]}?"
             elif role not in COMMON:
-                yield f"{name} is no supported variable of the role {role}, which has {', '.join(known)}."
+                yield f"{name} is not a variable of the role {role}, which has {', '.join(known)}."
 
     def wrong(self, given: Mapping[str, Any]) -> Iterator[str]:
         """Every reason against the values: first each by itself, then those that do not fit together."""
@@ -538,7 +538,7 @@ class Table:
             raise WrongValueError(f"a list, of which every element is {reason}") from None
         repeated = isinstance(kind, str) and self.kinds[kind].get("repeated")
         if not repeated and any(one in found[:place] for place, one in enumerate(found)):
-            raise WrongValueError("a list in which nothing stands twice")
+            raise WrongValueError("a list without duplicates")
         return found
 
     def mapping(self, key: str, kind: Any, value: Any) -> dict[str, Any]:
@@ -643,7 +643,7 @@ def ended(given: Mapping[str, Any], today: dt.date) -> list[str]:
         return []
     return [
         (
-            f"Kubernetes {given['kubernetes_minor']} has ended on {last}, and upstream mends nothing of it any more. Set"
+            f"Kubernetes {given['kubernetes_minor']} has ended on {last}, and upstream no longer maintains it. Set"
             " kubernetes_minor to the next one and run playbooks/upgrade.yml."
         )
     ]
@@ -702,7 +702,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
             yield (
                 f"sudo there is sudo-rs, and ansible-core {ansible_version} does not recognise how it asks for a password. Set ansible_become_exe"
                 " to sudo.ws where that is there (Ubuntu keeps the other sudo under this name), let the user become root without a"
-                " password (NOPASSWD in /etc/sudoers.d), or take an ansible-core that knows sudo-rs."
+                " password (NOPASSWD in /etc/sudoers.d), or use an ansible-core that supports sudo-rs."
             )
 
     def reasons(self, task_vars: Mapping[str, Any], given: dict[str, Any]) -> Iterator[str]:

@@ -36,7 +36,7 @@ def advice(verb: str, words: str, waited_s: float) -> str:
             f"apt-get {verb} could not fetch what it needs. Check that the machine reaches the address and that the"
             f" mirror holds this, or name another mirror in inventory/group_vars/all/mirrors.yml: {words}"
         )
-    return f"apt-get {verb} failed. Mend what it names and run again; finished packages are kept: {words}"
+    return f"apt-get {verb} failed. Fix what it names and run again; finished packages are kept: {words}"
 
 
 class AptGet:

@@ -136,6 +136,6 @@ class Files:
         except (OSError, KeyError) as error:
             self.module.fail_json(
                 msg=f"a file could not be brought to its state: {error}. Free space, a read-only disk or a user that"
-                " does not exist are the usual reasons; mend it and run again.",
+                " does not exist are the usual reasons; fix it and run again.",
                 written=self.written,
             )

@@ -86,7 +86,7 @@ class Units:
         _, journal, _ = self.module.run_command(command)
         self.module.fail_json(
             msg=f"{what}\nIts first errors and its last lines in systemd's journal:\n{excerpt(journal, self.module.params['journal_lines'])}\n"
-            f"Mend what it complains of (systemctl status {name}) and run again.",
+            f"Fix what it reports (systemctl status {name}) and run again.",
             actions=self.actions,
         )
 

@@ -14,7 +14,7 @@ from ..module_utils.proxied import OPTION, use_proxy
 
 DOCUMENTATION = r"""
 module: deb_pinned
-short_description: Packages at one exact version in one transaction; held; broken installs mended
+short_description: Packages at one exact version in one transaction; held; broken installs repaired
 description:
   - Resolves an upstream version (C(1.35.8)) to the exact package version the repositories offer (C(1.35.8-1.1))
     before anything is installed; an installed revision of the same version is kept.
@@ -30,7 +30,7 @@ options:
     required: true
     suboptions:
       name: {description: Name., type: str, required: true}
-      version: {description: Upstream or exact version; empty takes any., type: str, default: ""}
+      version: {description: Upstream or exact version; empty for any., type: str, default: ""}
       hold: {description: Hold it at this version., type: bool, default: true}
       files: {description: Files without which it does not count as installed., type: list, elements: str, default: []}
   source:

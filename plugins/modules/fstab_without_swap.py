@@ -27,7 +27,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 disabled: {description: Swap entries turned off now., type: list, elements: str, returned: always}
-duplicates: {description: Entries removed because they stood there twice., type: list, elements: str, returned: always}
+duplicates: {description: Duplicate entries removed., type: list, elements: str, returned: always}
 """
 
 MARK = "# swap is off on a Kubernetes node: "

@@ -16,7 +16,7 @@ module: gpu_devices
 short_description: Reads the GPUs and MIG instances of a machine and says what its node has to advertise
 description:
   - Asks C(nvidia-smi), changes nothing, and puts the answer into C(ansible_facts.gpu).
-  - Ends with the reason where the GPUs, MIG and the way of sharing do not go together, before a plugin starts
+  - Ends with the reason where the GPUs, MIG and the sharing mode are incompatible, before a plugin starts
     that would only say it in its log.
 options:
   node: {description: Name of the machine in the cluster., type: str, required: true}
@@ -75,7 +75,7 @@ def contradictions(devices: list[dict[str, Any]], sharing: str, replicas: int, m
         found.append("MPS is not supported on MIG instances: share them by time-slicing, or turn MIG off")
     if sharing == "mps" and replicas > MPS_CLIENTS_MAX:
         found.append(
-            f"an MPS server takes at most {MPS_CLIENTS_MAX} clients, not {replicas}: lower device_plugin_replicas"
+            f"an MPS server accepts at most {MPS_CLIENTS_MAX} clients, not {replicas}: lower device_plugin_replicas"
         )
     for device in devices:
         name = f"GPU {device['index']} ({device['name']})"

@@ -57,7 +57,9 @@ class Divider:
             self._fail("the driver shows no GPU", "see `dmesg | grep -i nvrm`, or reboot")
         for device in found:
             if device["mig"] is None:
-                self._fail(f"{_name(device)} has no MIG", "take device_plugin_mig_profiles away from this machine")
+                self._fail(
+                    f"{_name(device)} does not support MIG", "remove device_plugin_mig_profiles from this machine"
+                )
         return [one for one in found if not one["mig"] or sorted(one["instances"]) != sorted(self._profiles)]
 
     def refuse_busy(self, devices: list[dict[str, Any]]) -> None:

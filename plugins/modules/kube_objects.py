@@ -14,7 +14,7 @@ module: kube_objects
 short_description: Applies a manifest server-side, only where the cluster differs from it
 description:
   - Asks the API server what would change (C(kubectl diff)) and applies only then.
-  - An object whose namespace or kind does not exist yet cannot be compared; it is applied, which tells.
+  - An object whose namespace or kind does not exist yet cannot be compared; applying it reports the error.
   - An API server that is away, as one that restarts is for some seconds, is asked again for a minute.
   - In check mode nothing is applied, and a machine that has no cluster yet counts as different.
 options:
@@ -86,14 +86,14 @@ class Objects:
         code, out, err = self.kubectl("apply")
         if code != 0:
             place = re.search(r'namespaces "([^"]+)" not found', err)
-            mend = (
+            next_step = (
                 f"Another part of site.yml makes the namespace {place[1]}: run that first"
                 if place
-                else "Mend what it names"
+                else "Fix what it names"
             )
             self.module.fail_json(
-                msg=f"the API server did not take the manifest: {(err or out).strip()}\n"
-                f"{mend}, then run again; objects applied before it are kept.",
+                msg=f"the API server rejected the manifest: {(err or out).strip()}\n"
+                f"{next_step}, then run again; objects applied before it are kept.",
                 stdout=out,
                 stderr=err,
             )

@@ -18,7 +18,7 @@ from ..module_utils.node_files import Files
 
 DOCUMENTATION = r"""
 module: kubeconfig
-short_description: Gives a user the administrator's kubeconfig or that of a service account, and takes the administrator's away again
+short_description: Gives a user the administrator's kubeconfig or that of a service account, and removes the administrator's again
 description:
   - Without O(account) it is a copy of O(source). A file is this cluster's when every cluster in it has the certificate authority of O(source);
     such a one is replaced. Any other is kept beside it under a name of its own, with its owner and mode; a kept file is never written again.
@@ -207,7 +207,7 @@ def main() -> None:
     except (OSError, KeyError) as error:
         module.fail_json(
             msg=f"{one.path} could not be brought to its state: {error}. Free space, a read-only disk or a file system"
-            " without hard links are the usual reasons; mend it, or move the file away, and run again."
+            " without hard links are the usual reasons; fix it, or move the file away, and run again."
         )
     module.exit_json(**result)
 

@@ -19,8 +19,8 @@ description:
     where that may not be lost, and pods that a disruption budget keeps. A budget that is short because pods are
     still starting is waited for.
   - A cordon of this module has a mark, by which a later run, also one after a kill, knows it. One without the mark is
-    somebody else's and stays.
-  - A node that does not get empty in time takes pods again. It is released once its kubelet of O(version) says that it is ready.
+    another user's and stays.
+  - A node that is not empty in time is schedulable again. It is released once its kubelet of O(version) says that it is ready.
 options:
   node: {description: Name of the node., type: str, required: true}
   state:
@@ -233,7 +233,7 @@ class Drain:
             self.module.fail_json(
                 msg=f"{self.name} was not empty within {asked['timeout_s']} s: {', '.join(left) or 'no pod is left'}. kubectl said:"
                 f" {(err or out).strip()[-2000:]}\nNo package was changed. "
-                + ("" if cordoned else "The node takes pods again, and what was evicted starts again. ")
+                + ("" if cordoned else "The node is schedulable again, and the evicted pods start again. ")
                 + "End what is named, or raise upgrade_drain_timeout_s. Then run again.",
                 evicted=[],
             )
@@ -268,7 +268,7 @@ class Drain:
             if time.monotonic() > self.deadline_s:
                 self.module.fail_json(
                     msg=f"{self.name} stays cordoned: within {self.module.params['timeout_s']} s its kubelet was not ready at"
-                    f" {wanted or 'any version'} (it says {runs or 'none'}). `journalctl --unit kubelet` there says why. Mend that and run again.",
+                    f" {wanted or 'any version'} (it says {runs or 'none'}). `journalctl --unit kubelet` there says why. Fix that and run again.",
                     evicted=[],
                 )
             time.sleep(RETRY_S)

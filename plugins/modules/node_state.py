@@ -31,7 +31,7 @@ options:
       source: {description: A file on the machine that is copied., type: path}
       secret: {description: What as well; no log and no result shows it., type: str}
       mode: {description: Permissions in octal., type: str, default: "0644"}
-      owner: {description: User who owns it and its folder; empty leaves that to whoever runs this., type: str,
+      owner: {description: User who owns it and its folder; empty for the user who runs this., type: str,
               default: ""}
       only_mend: {description: Bring it to its content where it is there already; do not make it., type: bool,
                   default: false}
@@ -57,7 +57,7 @@ options:
         default: running
       paths: {description: Files and folders it reads at its start; a folder counts with everything directly in it.,
               type: list, elements: str, default: []}
-      optional: {description: A unit that does not exist is no error., type: bool, default: false}
+      optional: {description: Ignore a unit that does not exist., type: bool, default: false}
   settle_s: {description: "Seconds that services have to stay up after a start, waited once.", type: float, default: 2.0}
   journal_lines: {description: Lines of its journal shown when it does not come up., type: int, default: 30}
 author: [the project]

@@ -98,7 +98,7 @@ def _do(module: Any, command: list[str], data: str | None = None) -> None:
     status, out, err = module.run_command(command, data=data)
     if status != 0:
         module.fail_json(
-            msg=f"{' '.join(command)} failed: {(err or out).strip()}. Somebody else may have changed the packet filter at the same"
+            msg=f"{' '.join(command)} failed: {(err or out).strip()}. Another program may have changed the packet filter at the same"
             " moment: run again; a reboot removes these rules, too."
         )
 

@@ -274,7 +274,7 @@ def settle(node: str, timeout_s: float) -> None:
             raise SystemExit(
                 f"The API server does not reach the kubelet of {node}: {reason}.{more}\n"
                 "`kubectl get certificatesigningrequests` and `journalctl --unit kubelet` on the node say why; the node may ask for its"
-                " name and for its own addresses only. Mend that and run again."
+                " name and for its own addresses only. Fix that and run again."
             )
         time.sleep(RETRY_S)
 

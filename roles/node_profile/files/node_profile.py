@@ -61,7 +61,7 @@ def judge(wanted: dict[str, Any], found: list[dict[str, float | None]]) -> None:
         if watts and (low is None or high is None):
             raise ProfileError(f"node_profile_gpu_power_w is {watts}; GPU {index} has no limit that can be set")
         if watts and low is not None and high is not None and not low <= watts <= high:
-            raise ProfileError(f"node_profile_gpu_power_w is {watts}; GPU {index} takes from {low:.0f} to {high:.0f} W")
+            raise ProfileError(f"node_profile_gpu_power_w is {watts}; GPU {index} accepts {low:.0f} to {high:.0f} W")
 
 
 def unit(name: str) -> dict[str, str]:

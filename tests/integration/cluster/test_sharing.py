@@ -176,7 +176,7 @@ def test_gpus_that_somebody_else_lends_are_not_lent_twice(gpus):
         run = lend(gpus, "present")
     finally:
         gpus.cluster.kubectl("delete", "daemonset/theirs", "--namespace", "default")
-    assert "default/theirs lends GPUs by slices, and is not of this project" in run.output
+    assert "default/theirs manages GPUs as slices, and was not installed by these playbooks" in run.output
     assert "dra-driver" not in names(gpus, "daemonsets")
 
 

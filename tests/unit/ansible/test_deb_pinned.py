@@ -161,7 +161,7 @@ def test_check_mode_says_what_it_would_install_and_runs_nothing_that_changes():
         ),
         ("E: You don't have enough free space in /var/cache/apt/archives/.", "ran out of disk space"),
         ("E: Failed to fetch http://mirror/x.deb  403  Forbidden", "could not fetch"),
-        ("E: Sub-process /usr/bin/dpkg returned an error code (1)", "failed. Mend what it names"),
+        ("E: Sub-process /usr/bin/dpkg returned an error code (1)", "failed. Fix what it names"),
     ],
 )
 def test_what_apt_says_becomes_a_next_step(words, says):

@@ -41,7 +41,11 @@ def test_check_mode_says_what_would_come_and_touches_nothing(monkeypatch):
     ("gpus", "profiles", "message"),
     [
         ([], THREE, "the driver shows no GPU"),
-        ([Gpu("GPU-a"), Gpu("GPU-b", mig=None, name="NVIDIA A16")], THREE, r"GPU 1 \(NVIDIA A16\) has no MIG"),
+        (
+            [Gpu("GPU-a"), Gpu("GPU-b", mig=None, name="NVIDIA A16")],
+            THREE,
+            r"GPU 1 \(NVIDIA A16\) does not support MIG",
+        ),
         ([Gpu("GPU-a"), Gpu("GPU-b", pids=[41, 42])], THREE, "processes 41, 42 run on GPU 1 .*; end them; nothing was"),
     ],
 )

@@ -199,7 +199,7 @@ def test_a_node_that_does_not_get_empty_is_left_as_it_was(monkeypatch, before):
     cluster = Cluster(pod("a"), stuck=True, cordoned=before)
     said = refused(monkeypatch, cluster, "drained")
     assert "web/a (it is ending, for which it has 3600 s)" in said
-    assert ("takes pods again" in said) is not before
+    assert ("is schedulable again" in said) is not before
     assert cluster.is_marked == (before, False)
 
 

@@ -111,7 +111,7 @@ def test_what_is_no_longer_wanted_comes_back(node, tmp_path):
     ("wrong", "says"),
     [
         ({"gpu_clock_mhz": 2500}, "node_profile_gpu_clock_mhz is 2500; GPU 0 runs at 1980 MHz at most"),
-        ({"gpu_power_w": 100}, "node_profile_gpu_power_w is 100; GPU 0 takes from 200 to 700 W"),
+        ({"gpu_power_w": 100}, "node_profile_gpu_power_w is 100; GPU 0 accepts 200 to 700 W"),
     ],
 )
 def test_what_a_gpu_cannot_have_is_refused_before_anything_changes(node, tmp_path, wrong, says):

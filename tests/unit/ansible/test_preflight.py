@@ -254,8 +254,16 @@ CASES = {
         "tigera-operator.yaml), each with its sha256sum",
     ),
     "minor-without-quotes": ({}, {"kubernetes_minor": 1.35}, "Put it in quotes"),
-    "misspelt": ({}, {"crio_verison": "1.35.6"}, "crio_verison is no supported variable. Is crio_version meant?"),
-    "unknown-in-a-role": ({}, {"device_plugin_colour": "red"}, "device_plugin_colour is no supported variable"),
+    "misspelt": (
+        {},
+        {"crio_verison": "1.35.6"},
+        "crio_verison is not a supported variable. Did you mean crio_version?",
+    ),
+    "unknown-in-a-role": (
+        {},
+        {"device_plugin_colour": "red"},
+        "device_plugin_colour is not a variable of the role device_plugin",
+    ),
     "somebody-else-s": ({}, {"storage_account": "team", "kernel_version": "6.1", "worker_pool": 3}, None),
     "from-the-command-line": ({}, {"calico_timeout_s": "40", "preflight_psi_required": "false"}, None),
     "resolved-wrong": ({}, {"mirror_files": "not a url"}, 'calico_mirror is "not a url/calico'),
@@ -279,7 +287,7 @@ CASES = {
     "minor-that-has-ended": (
         {},
         {"kubernetes_minor": "1.34", "preflight_end_of_life": "2026-10-27"},
-        "Kubernetes 1.34 has ended on 2026-10-27: upstream mends nothing of it any more",
+        "Kubernetes 1.34 has ended on 2026-10-27: upstream no longer maintains it",
     ),
     "minor-that-has-ended-allowed": (
         {},

@@ -437,7 +437,7 @@ INVENTORIES = {
     "pods where services are": (inventory(control_plane_pod_cidr="10.96.0.0/16"), "need networks that do not overlap"),
     "pods in a network that is too small": (
         inventory(control_plane_pod_cidr="10.244.0.0/25"),
-        "kubeadm takes a prefix of 8 to 24 bits",
+        "kubeadm accepts a prefix of 8 to 24 bits",
     ),
     "pods where the machine speaks to itself": (
         inventory(control_plane_pod_cidr="127.0.0.0/16"),
