@@ -22,12 +22,13 @@ ROLES = sorted(path.parents[1] for path in (ROOT / "roles").glob("*/meta/main.ym
 VERSIONS = ROOT / "roles/versions/defaults/main"
 TABLES = ("mirrors.yml", "proxy.yml", "versions.yml")
 _WIDTH = 160
+# What Ansible checks. The words of a variable are those of its defaults, and stand in the README.
 _SPECIFICATION = """---
 # Written by `python -m scripts.roles` from defaults/main.yml; edit that instead.
 argument_specs:
   main:
     short_description: {what}
-{more}    options:
+    options:
 {options}"""
 _PAGE = """# {name}
 
@@ -82,8 +83,7 @@ def variables(path: Path) -> dict[str, dict[str, Any]]:
 def specification(role: Path) -> str:
     """The argument specification of one role."""
     options = "".join(_option(name, option) for name, option in variables(role / "defaults/main.yml").items())
-    more = f"    description: {json.dumps(_head(role))}\n" if _head(role) else ""
-    return _SPECIFICATION.format(what=json.dumps(_what(role)), more=more, options=options)
+    return _SPECIFICATION.format(what=json.dumps(_what(role)), options=options)
 
 
 def readme(role: Path) -> str:
@@ -136,7 +136,8 @@ class _Indented(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
-def _option(name: str, option: dict[str, Any]) -> str:
+def _option(name: str, described: dict[str, Any]) -> str:
+    option = {key: value for key, value in described.items() if key != "description"}
     flow = yaml.safe_dump(option, default_flow_style=True, sort_keys=False, width=float("inf")).strip()
     for text in (f"      {name}: {flow}\n", f"      {name}:\n        {flow}\n"):
         if max(map(len, text.splitlines())) <= _WIDTH:
