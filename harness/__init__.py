@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from harness.api import Campaign, Experiment, compare, load, run
 
 __all__ = ["Campaign", "Experiment", "__version__", "compare", "load", "run"]
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 
 def __dir__() -> list[str]:

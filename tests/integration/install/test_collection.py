@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from tests.support.checkout import ROOT, copy_of_the_checkout
+
 PROGRAMS = Path(sys.executable).parent
 CARRIED = (
     "galaxy.yml",
@@ -18,9 +18,11 @@ CARRIED = (
     "README.md",
     "inventory",
     "meta",
+    "playbooks",
     "plugins",
     "roles",
     "templates",
+    "site.yml",
     "harness/__init__.py",
 )
 PLAY = """
@@ -40,10 +42,7 @@ PLAY = """
 def installed(tmp_path_factory):
     """A folder outside the checkout with the collection below ``collections``, and how to run a program there."""
     folder = tmp_path_factory.mktemp("collection")
-    for name in (*CARRIED, "examples/cluster", "tests/support"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        copy(ROOT / name, folder / "source" / name)
+    copy_of_the_checkout(folder / "source", (*CARRIED, "examples/cluster", "tests/support"))
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE")}
     environment = {**kept, "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"), "HOME": str(folder)}
 
@@ -99,3 +98,9 @@ def test_every_role_is_found_by_the_name_of_the_collection(installed):
     (installed.folder / "roles.yml").write_text(json.dumps([{"hosts": "all", "roles": roles}]))
 
     installed("ansible-playbook", "-i", "localhost,", "--syntax-check", "roles.yml")
+
+
+def test_every_playbook_is_found_by_the_name_of_the_collection(installed):
+    playbooks = [f"gpu_sharing_harness.node.{path.stem}" for path in ROOT.glob("playbooks/*.yml")]
+
+    installed("ansible-playbook", "-i", "localhost,", "--syntax-check", *playbooks)

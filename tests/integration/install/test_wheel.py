@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checkout import ROOT, copy_of_the_checkout
+
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[3]
 SOURCES = (
     *("LICENSE", "MANIFEST.in", "README.md", "ansible.cfg", "harness", "inventory", "playbooks", "plugins"),
     *("pyproject.toml", "roles", "setup.py", "site.yml", "templates"),
@@ -36,10 +37,7 @@ def build(kind, source, target):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
-    (folder / "source").mkdir()
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, folder / "source" / name)
+    copy_of_the_checkout(folder / "source", SOURCES)
     build("sdist", folder / "source", folder)
     (archive,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(archive, folder / "unpacked")
@@ -94,6 +92,12 @@ def test_it_carries_every_file_of_the_checkout_that_it_needs(wheel):
 
     assert wanted - {name.removeprefix("harness/_data/") for name in carried} == set()
     assert len([name for name in carried if "dist-info" not in name]) == len(wanted)
+
+
+def test_help_and_version_are_of_the_wheel(harness, wheel):
+    assert "Usage: harness" in harness("--help").stdout
+    version = harness("--version").stdout.split()[-1]
+    assert wheel.name.split("-")[1] == version
 
 
 def test_a_campaign_of_ones_own_workload_runs_to_its_report(harness):

@@ -7,7 +7,6 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 from tree import ROLES, ROOT
 
-import harness
 from scripts import roles
 from tests.support.cases import every
 
@@ -69,7 +68,3 @@ def test_cri_o_alone_knows_the_handler_that_another_role_makes():
     [task] = loader.load_from_file(str(ROOT / "roles/crio/tasks/configure.yml"), trusted_as_template=True)
     handler = Templar(loader=loader, variables=found).template(task["vars"]["__crio_handler_file"])
     assert "[crio.runtime.runtimes.nvidia]" in handler["content"]
-
-
-def test_the_collection_has_the_version_of_the_harness():
-    assert tree.load(ROOT / "galaxy.yml")["version"] == harness.__version__
