@@ -32,7 +32,7 @@ from harness.analysis.pages.curves import overview, runs_strip, scaling, stress_
 from harness.analysis.pages.plot import Picture, png
 from harness.analysis.pages.svg import chart, document
 from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables, table_of_tests
-from harness.analysis.questions import max_replicas, recommendation
+from harness.analysis.questions import max_replicas
 from harness.analysis.questions.condition_overhead import Interference, interference, neighbour_plot
 from harness.analysis.questions.first_screen import FirstScreen
 from harness.analysis.questions.matched_load import load_sweeps
@@ -288,18 +288,17 @@ def _settings(experiment: MeasuredRun) -> str:
 
 
 _QUESTIONS: tuple[Callable[[Comparison, ComparisonQuery], QuestionAnswer], ...] = (
-    recommendation.answer,
     cost_answer,
     max_replicas.answer,
     fairness_answer,
     switching_answer,
     price_answer,
 )
-"""In the order of the page: the decision, then what it rests on."""
+"""What the decision rests on, in the order of the page."""
 
 
 def answer_all(comparison: Comparison, query: ComparisonQuery) -> list[QuestionAnswer]:
-    """The six questions, answered as far as the measurements go."""
+    """The questions behind the decision, answered as far as the measurements go."""
     return [question(comparison, query) for question in _QUESTIONS]
 
 

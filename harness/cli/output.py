@@ -31,7 +31,6 @@ _COLOURS = {
     "DEGRADED": _YELLOW,
     "INVALID": _RED,
     "MISSING": _RED,
-    "significant": _GREEN,
     "no significant difference": _YELLOW,
     "cannot tell: repeat it": _RED,
     "agrees": _GREEN,

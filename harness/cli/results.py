@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from harness.analysis.axes import Family
     from harness.analysis.campaign import CampaignAnalysis
     from harness.analysis.contrasts.comparison import Comparison, Tested
+    from harness.analysis.pages.table import Table
     from harness.analysis.questions.first_screen import FirstScreen
     from harness.analysis.questions.question import QuestionAnswer
 
@@ -214,6 +215,7 @@ def compare(
     from harness.analysis.contrasts.comparison import gathered
     from harness.analysis.questions.first_screen import first_screen
     from harness.analysis.questions.question import comparison_query
+    from harness.analysis.questions.recommendation import goals_table
     from harness.analysis.report import answer_all, write_comparison
     from harness.campaign.thresholds import judge_analyses, thresholds
 
@@ -224,6 +226,7 @@ def compare(
         judged = judge_analyses(limits, comparison.analyses)
         answered = answer_all(comparison, query)
         first = first_screen(comparison, query)
+        goals = goals_table(first.choices) if first.choices else None
         command = shlex.join(["harness", *sys.argv[1:]])
         page = write_comparison(html, first, answered, command, query) if html else None
         conditions = first.interference.sentences() if first.interference else []
@@ -234,12 +237,9 @@ def compare(
             "lonely": [{"place": key, "label": label} for key, label in comparison.lonely],
             "unlike": comparison.unlike,
             **first.document(),
-            "decision": answered[0].records,
+            "decision": goals.records() if goals else [],
             "choices": [choice.document() for choice in first.choices],
-            "questions": [
-                {"question": answer.question, "answer": answer.sentences, "missing": answer.missing}
-                for answer in answered
-            ],
+            "questions": [answer.document() for answer in answered],
             "page": None if page is None else str(page),
             "isolation": first.isolation.sentences,
             "overheads": conditions,
@@ -247,7 +247,7 @@ def compare(
     if json:
         output.document(document | judged.document())
     else:
-        _print_comparison(first, answered, conditions, details=details)
+        _print_comparison(first, goals, answered, conditions, details=details)
         if page is not None:
             output.result(f"\npage: {page}")
         output.sentences(judged.sentences())
@@ -323,11 +323,9 @@ def _line(tested: Tested) -> dict[str, Any]:
 
 
 def _print_comparison(
-    first: FirstScreen, answered: list[QuestionAnswer], conditions: list[str], *, details: bool
+    first: FirstScreen, goals: Table | None, answered: list[QuestionAnswer], conditions: list[str], *, details: bool
 ) -> None:
     """The plain table, the sentence, then the goals; with ``details`` every test and all answers."""
-    from harness.analysis.questions.recommendation import goals_table
-
     comparison = first.comparison
     for sentence in comparison.unlike:
         output.note(f"differs: {sentence}")
@@ -338,34 +336,33 @@ def _print_comparison(
         output.show(first.table)
         output.result()
     output.entry(first.sentence)
-    if first.choices:
+    if goals:
         output.result()
-        output.show(goals_table(first.choices))
-    for gap in answered[0].missing:
+        output.show(goals)
+    for gap in comparison.missing_modes():
         output.entry(f"({gap})")
     if details:
         _print_tests(comparison)
     _print_answers(first, answered, conditions, details=details)
     if not details:
         output.note(
-            f"\n{len(comparison.tests)} tests and {len(answered) - 1} more answers: add --details, or --html PAGE.html"
+            f"\n{len(comparison.tests)} tests and {len(answered)} more answers: add --details, or --html PAGE.html"
         )
 
 
 def _print_answers(first: FirstScreen, answered: list[QuestionAnswer], conditions: list[str], *, details: bool) -> None:
     """What neighbours cost, and the answers behind the decision."""
-    isolation = first.isolation
-    short = [*(choice.takeaway for choice in isolation.best), *isolation.instead, *filter(None, [isolation.apart])]
-    sections = {"What do neighbours cost?": isolation.sentences if details else short} if first.choices else {}
-    if details:
-        sections |= {
-            answer.question: [*answer.sentences, *(f"({gap})" for gap in answer.missing)] for answer in answered[1:]
-        }
-    if details or not isolation.apart:
+    sections = {"What do neighbours cost?": first.isolation.sentences} if first.choices else {}
+    if details or not first.isolation.apart:
         sections["What does each condition cost?"] = conditions
     for question, lines in sections.items():
         if lines:
             output.sentence("\n".join([f"\n{question}", *(f"  {line}" for line in lines)]))
+    for answer in answered if details else ():
+        output.sentence(f"\n{answer.question}\n  {answer.takeaway or 'Not measured.'}")
+        if answer.table:
+            output.show(answer.table)
+        output.sentences(f"  ({gap})" for gap in answer.missing)
 
 
 def _print_tests(comparison: Comparison) -> None:

@@ -29,7 +29,6 @@ from harness.results.layout import metric_files, neighbour_folder
 
 JUDGED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact")
 OF_NEIGHBOURS = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "fairness", "jain")
-_UNDER_WORST = " under its worst"
 MAX_REPEATS = 100
 """Beyond these no number of repeats is advised: the overhead is the limit."""
 
@@ -60,15 +59,17 @@ class Kept:
         dies = max((died / runs for died, runs in self.deaths.values()), default=0.0)
         return dies, self.worst.percent.mean if self.worst else 100.0
 
-    def in_words(self, where: str) -> str:
-        """``62.2 % of its throughput kept (58.5 to 66.2)``, where, and where it died: ``, and died under beside-crash in 2 of 2 runs``."""
+    @property
+    def in_words(self) -> str:
+        """``MPS keeps 62.2% of the throughput (58.5 to 66.2%, beside-hog) and dies under beside-crash in 2 of 2 runs``."""
         deaths = [f"under {name} in {died} of {runs} runs" for name, (died, runs) in self.deaths.items()]
-        died = f", and died {', '.join(deaths)}" if deaths else ""
-        if self.worst is None:
-            return f"no figure{where}{died}"
-        interval = ratio_interval(self.worst.contrast.ratio.scaled(100))
-        kept = f"{number(100 - self.worst.percent.mean)} % of its throughput kept{f' ({interval})' if interval else ''}"
-        return f"{kept}{where}, {self.worst.key.condition}{died}"
+        died = f"dies {', '.join(deaths)}" if deaths else ""
+        kept = "" if died else "has no value"
+        if self.worst is not None:
+            interval = ratio_interval(self.worst.contrast.ratio.scaled(100))
+            where = ", ".join(filter(None, [interval and f"{interval}%", self.worst.key.condition]))
+            kept = f"keeps {number(100 - self.worst.percent.mean)}% of the throughput ({where})"
+        return f"{mode_name(self.mode)} {' and '.join(filter(None, [kept, died]))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ class Interference:
     def worst(self) -> list[str]:
         """What each mode leaves beside the worst neighbour, and what dies of it: a sentence per service."""
         return [
-            f"{service.workload}, {replicas_in_words(service.replicas)}, against {self.baseline}: "
-            f"{'; '.join(f'under {kept.mode} {kept.in_words(_UNDER_WORST)}' for kept in self.kept(service))}."
+            f"{service.workload}, {replicas_in_words(service.replicas)}, against {self.baseline}, with its worst neighbour: "
+            f"{'; '.join(kept.in_words for kept in self.kept(service))}."
             for service in self.services()
         ]
 

@@ -9,10 +9,10 @@ from itertools import combinations
 from harness.analysis.campaign import CampaignAnalysis, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.contrasts.comparison import CellKey, Comparison, settings_of
-from harness.analysis.format import TIMES, mode_name, number, ratio_interval, replicas_in_words
+from harness.analysis.format import replicas_in_words, times
 from harness.analysis.questions.condition_overhead import Interference, Kept, Overhead, interference
-from harness.analysis.questions.recommendation import certainty, costs
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, Outcome, corrected, unpaired
+from harness.analysis.questions.recommendation import costs
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, corrected, unpaired
 
 NOT_MEASURED = (
     "Not measured. Add a campaign with `neighbours` to compare isolation. For replicas of one workload, see the lowest p99 and "
@@ -35,61 +35,19 @@ class IsolationChoice:
     every: Sequence[Kept] = ()
 
     @property
-    def outcome(self) -> Outcome:
-        """Of what the best keeps against what the runner-up does."""
-        if self.p is None:
-            return Outcome.UNKNOWN
-        return Outcome.HIGHER if self.p < SIGNIFICANCE else Outcome.NOT_SIGNIFICANT
-
-    @property
     def decided(self) -> bool:
         """Whether the metrics or a death tell the best from the runner-up."""
-        return self.outcome is Outcome.HIGHER or self.best.rank[0] < self.next.rank[0]
-
-    @property
-    def choice(self) -> str:
-        """The mode, if that is decided."""
-        return self.best.mode if self.decided else f"no clear winner (here {self.best.mode})"
-
-    @property
-    def figure(self) -> str:
-        """What the best keeps, and where."""
-        where = f"the worst of {self.neighbours} conditions" if self.neighbours > 1 else "the condition"
-        return self.best.in_words(f" under {where}")
-
-    @property
-    def sure(self) -> str:
-        """How sure that is, and what the runner-up keeps."""
-        if self.gain is None:
-            return f"{self.next.mode}: {self.next.in_words('')}"
-        interval = ratio_interval(self.gain)
-        against = f"{number(self.gain.mean)} {TIMES} {self.next.mode}{f' ({interval})' if interval else ''}"
-        return f"{certainty(self.outcome)}: {against}, with {self.next.in_words(' under its worst')}"
+        significant = self.p is not None and self.p < SIGNIFICANCE
+        return significant or self.best.rank[0] < self.next.rank[0]
 
     @property
     def takeaway(self) -> str:
-        """What the best and the runner-up keep, in short."""
-        parts = []
-        for kept in (self.best, self.next):
-            died = (
-                f"; the service died {' and '.join(f'{name} in {n} of {runs} runs' for name, (n, runs) in kept.deaths.items())}"
-                if kept.deaths
-                else ""
-            )
-            share = (
-                f"{100 - kept.worst.percent.mean:.0f}% of the throughput ({kept.worst.key.condition})"
-                if kept.worst
-                else "nothing measured"
-            )
-            parts.append(f"{mode_name(kept.mode)} keeps {share}{died}")
-        clear = "" if self.decided else " No clear winner."
-        return f"{self.service}, with its worst neighbour: {'. '.join(parts)}.{clear}"
-
-    @property
-    def sentence(self) -> str:
-        """All of it."""
-        price = f"; but {self.costs}" if self.costs else ""
-        return f"{self.service}: {self.choice}, {self.figure}; {self.sure}{price}."
+        """What the best and the runner-up keep, their ratio, and what the best costs elsewhere."""
+        ratio = f" {'Significant' if self.decided else 'No clear winner'}: {times(self.gain)}." if self.gain else ""
+        price = f" But {self.costs}." if self.costs else ""
+        clear = "" if self.decided or ratio else " No clear winner."
+        worst = f"with the worst of {self.neighbours} neighbours" if self.neighbours > 1 else "with its neighbour"
+        return f"{self.service}, {worst}: {self.best.in_words}; {self.next.in_words}.{ratio}{clear}{price}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +77,7 @@ class Isolation:
     def sentences(self) -> list[str]:
         """All of it."""
         conditions = f"({self.conditions}.)" if self.conditions else ""
-        return [*(choice.sentence for choice in self.best), *self.instead, *filter(None, [conditions, self.apart])]
+        return [*(choice.takeaway for choice in self.best), *self.instead, *filter(None, [conditions, self.apart])]
 
 
 def overheads(comparison: Comparison) -> Interference | None:
@@ -136,7 +94,7 @@ def isolated(comparison: Comparison, interference: Interference | None) -> Isola
         return Isolation([], [NOT_MEASURED])
     best = isolation_choices(comparison, analysis, interference)
     instead = [] if best else [ONE_MODE, *interference.worst()]
-    explained = interference.explained([*(choice.sentence for choice in best), *instead])
+    explained = interference.explained([*(choice.takeaway for choice in best), *instead])
     deeds = {condition.name: condition.deed for condition in conditions}
     return Isolation(best, instead, explained, _apart(comparison.beside), deeds)
 

@@ -85,7 +85,6 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
     limit_s = query.latency_limit_s
     within = "" if limit_s is None else f"p99 within {quantity(limit_s, 's')}"
     rows: list[dict[str, str | Entry]] = []
-    sentences: list[str] = []
     missing: list[str] = []
     advice: dict[str, list[str]] = {}
     for workload, arm in product(comparison.workloads(), comparison.arms):
@@ -96,7 +95,6 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
         row: dict[str, str | Entry] = {"Workload": workload, "Run as": arm.label}
         row |= {"Law": _law_in_words(scaling), "Parameters": _parameters(scaling)}
         if len(counts) > 1:
-            sentences.append(f"{name}: {_scaling_in_words(scaling, counts[-1])}")
             if scaling.best is None and scaling.advice:
                 advice.setdefault(scaling.advice, []).append(name)
         elif not mode_of(arm.sharing).own_gpu:
@@ -104,16 +102,13 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
             missing.append(f"{measured}: add counts to `replicas` to see how it scales.")
         if limit_s is not None:
             row[within] = carried(arm, workload, limit_s).in_words
-            sentences.append(f"{name}, {within}: {row[within]}.")
         rows.append(row | {"Memory of a replica": memory_entry(arm.cells[CellKey(workload, counts[-1])])})
     missing += [f"{sentence} Of: {', '.join(of)}." for sentence, of in advice.items()]
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
     table = Table.of(rows, words=5 if within else 4) if rows else None
     takeaway = _takeaway(comparison, limit_s)
-    return QuestionAnswer(
-        "carrying", "How many replicas fit?", takeaway, sentences, table, _curves(comparison, limit_s), missing=missing
-    )
+    return QuestionAnswer("carrying", "How many replicas fit?", takeaway, table, _curves(comparison, limit_s), missing)
 
 
 def _takeaway(comparison: Comparison, limit_s: float | None) -> str:
@@ -155,7 +150,9 @@ def _curves(comparison: Comparison, limit_s: float | None) -> list[Picture]:
 
 def _law_in_words(scaling: Scaling) -> str:
     if scaling.best:
-        return f"{scaling.best.law.name}: {scaling.best.law.formula}"
+        point = knee(scaling.best)
+        full = "" if point is None else f"; full at about {number(point)} replicas"
+        return f"{scaling.best.law.name}: {scaling.best.law.formula}{full}"
     if scaling.nearest and scaling.nearest.p is not None:
         near = scaling.nearest
         return f"no law fits; the nearest, {near.law.name}, is off by up to {100 * near.off:.1f} % (p = {near.p:.2g})"
@@ -171,23 +168,6 @@ def _parameters(scaling: Scaling) -> str:
 def _with_interval(estimate: Estimate) -> str:
     interval = whole_interval(estimate)
     return number(estimate.mean) + (f" ({interval})" if interval else "")
-
-
-def _scaling_in_words(scaling: Scaling, most: int) -> str:
-    best = scaling.best
-    if best is None:
-        return f"{_law_in_words(scaling)}."
-    point, parameters = knee(best), best.parameters
-    if point is not None:
-        full = f"{_with_interval(parameters['C'])} requests/s"
-        return f"throughput grows up to about {number(point)} replicas and stays at {full} from there on (up to {most} measured)."
-    if "w" in parameters:
-        cost = parameters["w"]
-        longer = f"{100 * cost.mean:.1f} % ({100 * (cost.low or 0.0):.1f} to {100 * (cost.high or 0.0):.1f}) longer"
-        return f"one replica keeps the GPU busy; with more, a request takes {longer}, however many take turns (up to {most} measured)."
-    if "s" in parameters:
-        return f"throughput follows {best.law.name}, with a serial share of {_with_interval(parameters['s'])}."
-    return f"throughput grows linearly up to {most} replicas, the most measured: the GPU is not full yet."
 
 
 def memory_entry(cell: Cell) -> Entry:

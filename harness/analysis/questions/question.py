@@ -26,22 +26,20 @@ class QuestionAnswer:
     Attributes:
         name: anchor on the page, which defines the figures by it.
         takeaway: the answer in one sentence; empty when nothing measured says anything.
-        sentences: all of it.
         missing: which measurements would answer what these do not.
     """
 
     name: str
     question: str
     takeaway: str = ""
-    sentences: list[str] = field(default_factory=list)
     table: Table | None = None
     pictures: list[Picture] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
-    @property
-    def records(self) -> list[dict[str, str]]:
-        """Its table as people read it, an object per row."""
-        return self.table.records() if self.table else []
+    def document(self) -> dict[str, object]:
+        """For a program."""
+        rows = self.table.records() if self.table else []
+        return {"question": self.question, "answer": self.takeaway, "table": rows, "missing": self.missing}
 
 
 @dataclass(frozen=True, slots=True)

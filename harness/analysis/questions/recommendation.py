@@ -9,8 +9,8 @@ from harness.analysis.campaign import Cell, shared
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
 from harness.analysis.format import mode_name, percent, quantity, replicas_in_words
-from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
-from harness.analysis.questions.question import ComparisonQuery, QuestionAnswer
+from harness.analysis.pages.table import Entry, Table, figure_entry
+from harness.analysis.questions.question import ComparisonQuery
 from harness.analysis.questions.sharing_cost import cost_of
 from harness.analysis.statistics import Outcome, t_interval
 
@@ -103,7 +103,7 @@ class Choice:
         against = f"{change[0]} vs {rival}{f' ({change[1]})' if change[1] else ''}" if change[0] else f"vs {rival}"
         if not self.clear:
             other = quantity(self.goal.mean(self.next[1]), self.goal.unit)
-            unclear = certainty(self.outcome) if self.outcome is Outcome.UNKNOWN else "no clear winner"
+            unclear = "cannot tell: repeat it" if self.outcome is Outcome.UNKNOWN else "no clear winner"
             value = Entry(f"{_shown(self.best)} {value.mean}; {rival} {other}", value=value.value)
             return {
                 "Best": unclear,
@@ -122,12 +122,6 @@ class Choice:
     def clear(self) -> bool:
         """Whether the best is significantly better than the runner-up."""
         return self.outcome is (Outcome.HIGHER if self.goal.highest else Outcome.LOWER)
-
-    @property
-    def sure(self) -> str:
-        """How sure that is, in words; of repeats that are paired, the ratio may contradict the means."""
-        contradicted = self.gain is not None and self.gain.significant and not self.clear
-        return "no clear winner: ratio and means differ in sign" if contradicted else certainty(self.outcome)
 
     def document(self) -> dict[str, object]:
         """For a program."""
@@ -153,13 +147,6 @@ _ELSEWHERE = (
 )
 
 
-def certainty(outcome: Outcome) -> str:
-    """How sure a choice is, in words."""
-    if outcome is Outcome.UNKNOWN:
-        return "cannot tell: repeat it"
-    return outcome.value if outcome is Outcome.NOT_SIGNIFICANT else "significant"
-
-
 def costs(contrasts: Contrasts, best: Cell, runner_up: Cell) -> list[str]:
     """What the one loses significantly against the other by throughput, p99 and energy."""
     lost = []
@@ -174,22 +161,6 @@ def choices(comparison: Comparison, query: ComparisonQuery) -> list[Choice]:
     """The best of every workload by every goal for which at least two arms have a figure."""
     every = (_choose(comparison, name, goal) for name in comparison.workloads() for goal in goals(query))
     return [choice for choice in every if choice is not None]
-
-
-def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
-    """One line per workload and goal."""
-    best = choices(comparison, query)
-    missing = comparison.missing_modes()
-    if not best:
-        missing.insert(0, NOTHING_TO_CHOOSE)
-    return QuestionAnswer(
-        "choosing",
-        "Which mode for which goal?",
-        "",
-        _sentences(best),
-        Table.of([_row(choice) for choice in best], words=6) if best else None,
-        missing=missing,
-    )
 
 
 def goals_table(best: Sequence[Choice]) -> Table:
@@ -227,36 +198,9 @@ def _choose(comparison: Comparison, workload: str, goal: Goal) -> Choice | None:
     return Choice(workload, goal, best, runner_up, gain, costs(comparison.contrasts, best[1], runner_up[1]))
 
 
-def _row(choice: Choice) -> dict[str, str | Entry]:
-    best, runner_up = _named(choice.best), _named(choice.next)
-    figures = t_interval(choice.goal.figures(choice.best[1]), shared(choice.best[1]))
-    return {
-        "Workload": choice.workload,
-        "Goal": choice.goal.name,
-        "Best": best if choice.clear else f"no clear winner (here {best})",
-        "Runner-up": runner_up,
-        "How sure": choice.sure,
-        "Costs elsewhere": f"{', '.join(choice.costs)} against {runner_up}" if choice.clear and choice.costs else "",
-        "Figure": figure_entry(figures, choice.goal.unit),
-        "Best / runner-up": ratio_entry(choice.gain.ratio if choice.gain else None),
-    }
-
-
 def _shown(labelled: tuple[str, Cell]) -> str:
     return mode_name(_named(labelled))
 
 
 def _named(labelled: tuple[str, Cell]) -> str:
     return f"{labelled[0]}, {replicas_in_words(labelled[1].replicas)}"
-
-
-def _sentences(every: Sequence[Choice]) -> list[str]:
-    sentences = []
-    for workload in dict.fromkeys(choice.workload for choice in every):
-        mine = [choice for choice in every if choice.workload == workload]
-        parts = [f"{choice.goal.name}: {_named(choice.best)}" for choice in mine if choice.clear]
-        even = [choice.goal.name for choice in mine if not choice.clear]
-        if even:
-            parts.append("no significant difference for " + ", ".join(even))
-        sentences.append(f"{workload}: {'; '.join(parts)}.")
-    return sentences

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from harness.analysis.campaign import Cell, MeasuredRun, shared
-from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison, Tested
+from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
 from harness.analysis.contrasts.contrast import Value
-from harness.analysis.format import mode_name, number, quantity, ratio_interval, replicas_in_words, times, with_interval
+from harness.analysis.format import mode_name, quantity, replicas_in_words
 from harness.analysis.metrics.catalogue import ALL, STREAM_HEADLINE
 from harness.analysis.pages.curves import Row, dots
 from harness.analysis.pages.plot import Picture
@@ -25,11 +25,10 @@ from harness.analysis.questions.question import (
     estimated,
     labels,
 )
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, Outcome, t_interval
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, t_interval
 from harness.errors import counted
 from harness.sharing.modes import mode_of
 
-_FAIR = 0.9
 _MILLION, _J_PER_KWH, _S_PER_H = 1e6, 3.6e6, 3600.0
 BUSY_PERCENT = 90.0
 """A GPU that is idle for longer has time to give away, which hides what switching takes."""
@@ -62,7 +61,6 @@ def cost_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnsw
         "cost",
         "What does each mode cost?",
         f"{_most(comparison)}, each runs at {kept}." if speeds else "",
-        [sentence for workload in comparison.workloads() for sentence in _costs_in_words(comparison, workload)],
         cell_table(comparison, columns),
         plot,
         missing=comparison.missing_modes(),
@@ -122,32 +120,6 @@ def _against_alone(comparison: Comparison, metric: str) -> ColumnOf:
     return entry
 
 
-def _costs_in_words(comparison: Comparison, workload: str) -> Iterator[str]:
-    many = comparison.counts(workload)[-1]
-    parts = []
-    for arm, cell in comparison.with_replicas(workload, many):
-        gain = None if cell.paced else comparison.against_alone(arm, cell, "throughput")
-        if gain is not None:
-            speed = f"{100 * gain.ratio.mean / many:.0f} %"
-            parts.append(f"{times(gain.ratio)} under {arm.label}, so each works at {speed} of its speed alone")
-    if parts:
-        yield f"{workload}: {replicas_in_words(many)} together serve, against one alone, {'; '.join(parts)}."
-    for tested in comparison.tests:
-        if tested.key.workload == workload and tested.contrast.metric == "throughput":
-            yield _versus(tested)
-
-
-def _versus(tested: Tested) -> str:
-    """One comparison in words, whatever its outcome."""
-    contrast, (workload, replicas) = tested.contrast, tested.key
-    head = f"{workload}, {replicas_in_words(replicas)}: throughput under {tested.b} against {tested.a}"
-    if contrast.outcome is Outcome.UNKNOWN:
-        return f"{head}: {contrast.sentence}."
-    interval = ratio_interval(contrast.ratio)
-    ratio = number(contrast.ratio.mean) + (f", 95 % interval {interval}" if interval else "")
-    return f"{head}: {contrast.sentence} (ratio {ratio})."
-
-
 def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnswer:
     """How well does it isolate? Fairness, Jain's index, and p99 beside others against p99 alone."""
 
@@ -181,7 +153,6 @@ def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> Question
         "isolation",
         "How well does it isolate?",
         f"{_most(comparison)}, p99 is {grown}.{fair}" if growths else fair.strip(),
-        [sentence for workload in comparison.workloads() for sentence in _fairness_in_words(comparison, workload)],
         table,
         plot,
         missing=[
@@ -189,20 +160,6 @@ def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> Question
             *comparison.missing_modes(),
         ],
     )
-
-
-def _fairness_in_words(comparison: Comparison, workload: str) -> Iterator[str]:
-    many = comparison.counts(workload)[-1]
-    for arm, cell in comparison.with_replicas(workload, many) if many > 1 else ():
-        parts = []
-        if growth := comparison.against_alone(arm, cell, "latency_p99_exact"):
-            parts.append(f"p99 is {times(growth.ratio)} what it is alone")
-        fairness = cell.estimates.get("fairness")
-        if fairness is not None and not cell.paced:
-            fair = "fair" if fairness.mean >= _FAIR else "unfair"
-            parts.append(f"the slowest replica serves {100 * fairness.mean:.1f} % of what the fastest does ({fair})")
-        if parts:
-            yield f"{workload} under {arm.label}, {many} replicas: {'; '.join(parts)}."
 
 
 def _capped(estimate: Estimate | None) -> Estimate | None:
@@ -237,22 +194,6 @@ class Switching:
     def against(self) -> str:
         """The reference in words."""
         return "one process alone" if self.reference == "alone" else f"the same under {self.reference.upper()}"
-
-    @property
-    def sentence(self) -> str:
-        """The answer."""
-        low, high = self.extra_s.low, self.extra_s.high
-        interval = (
-            "" if low is None or high is None else f", 95 % interval {quantity(low, 's')} to {quantity(high, 's')}"
-        )
-        sure = "a single run cannot tell whether that is more than chance"
-        if self.p is not None:
-            sure = f"{'significant' if self.significant else 'no significant cost'}, p = {self.p:.2g}"
-            if self.significant and self.extra_s.mean < 0:
-                sure += "; together they fill gaps that one process leaves although its GPU counts as busy"
-        turns = f"in time slices{f' ({self.label})' if self.label else ''}"
-        head = f"{self.workload}, {replicas_in_words(self.replicas)} {turns}, against {self.against}"
-        return f"{head}: {quantity(self.extra_s.mean, 's')} per request ({100 * self.share:+.1f} %{interval}); {sure}."
 
 
 def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
@@ -316,7 +257,6 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
         "switching",
         "What does context switching cost?",
         _switching_takeaway(costs, by_mode(".0f", added.values(), "%").replace(" under vs ", " vs ")),
-        [cost.sentence for cost in costs],
         Table.of(rows, words=len(rows[0]) - 3) if rows else None,
         plot,
         missing + comparison.missing_modes(),
@@ -401,7 +341,6 @@ def price_answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnsw
         "price",
         "At what price?",
         _cheapest(comparison, query),
-        [sentence for workload in comparison.workloads() if (sentence := _price_in_words(comparison, workload, query))],
         cell_table(comparison, columns),
         _price_plot(comparison, query),
         missing=missing,
@@ -453,18 +392,3 @@ def _price_plot(comparison: Comparison, query: ComparisonQuery) -> list[Picture]
             panels.append((f"{workload}: {unit}".rstrip(": "), of_count))
     title = f"{'Price' if query.priced else 'Energy'} of a million inferences, by replicas"
     return [dots("comparison-price", title, panels, order=labels(comparison), columns=3)] if panels else []
-
-
-def _price_in_words(comparison: Comparison, workload: str, query: ComparisonQuery) -> str:
-    """The cheapest configuration of a workload, and the dearest."""
-    value, unit, verb = (cost_of(query), query.currency, "cost") if query.priced else (kwh_of, "kWh", "take")
-    known = [
-        (estimate, f"{with_interval(estimate, unit)} with {replicas_in_words(count)} under {arm.label}")
-        for name, arm, count, cell in comparison.cells()
-        if name == workload and (estimate := per_million(cell, value))
-    ]
-    if not known:
-        return ""
-    ranked = sorted(known, key=lambda way: way[0].mean)
-    ends = dict.fromkeys(words for _, words in (ranked[0], ranked[-1]))  # once, where there is one
-    return f"{workload}: a million inferences {verb} {', and '.join(ends)}."

@@ -234,8 +234,8 @@ def test_what_the_worst_neighbour_takes_in_the_mean_and_kills_is_one_sentence(an
     found = interference(replace(analysis, cells=[killed if cell is dead else cell for cell in analysis.cells]))
 
     (said,) = found.worst()
-    assert said.startswith("resnet50, 1 replica, against alone: under time-slicing 80.0 % of its throughput kept (")
-    assert said.endswith(" under its worst, beside, and died under hooked in 1 of 3 runs.")
+    assert "against alone, with its worst neighbour: time-slicing keeps 80.0% of the throughput (" in said
+    assert said.endswith("%, beside) and dies under hooked in 1 of 3 runs.")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
     reason, said, conditions, measured = isolated(pool, overheads(pool)).sentences
     assert conditions == "(beside: 2 replicas of whisper beside.)"
     assert reason.startswith("No neighbour was measured under two modes")
-    assert "under time-slicing 80.0 % of its throughput kept" in said
+    assert "time-slicing keeps 80.0% of the throughput" in said
     assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
     assert isolated(gather([analysis.folder], read=read.__getitem__), interference(analysis)).apart == ""
@@ -314,29 +314,27 @@ def test_the_mode_that_isolates_best_is_named_with_its_figure_and_what_it_costs_
     pool = gather([plain.folder], read=lambda _folder: plain)
 
     (better,) = chosen(both(analysis, 0.4), pool)
-    assert better.choice == "time-slicing"
+    assert (better.best.mode, better.decided) == ("time-slicing", True)
     assert better.gain.mean == pytest.approx(2, rel=0.01)
-    assert better.figure == "80.0 % of its throughput kept (79.6 to 80.4) under the condition, beside"
-    assert re.search(
-        r"significant: 2\.00 . mps \(1\.9\d+ to 2\.\d+\), with 40\.0 % .* under its worst, beside$", better.sure
-    )
+    assert "time-slicing keeps 80.0% of the throughput (79.6 to 80.4%, beside); MPS keeps 40.0%" in better.takeaway
+    assert re.search(r"Significant: 2\.00 times \(1\.9\d+ to 2\.\d+\)\. But resnet50, 3 replicas", better.takeaway)
     assert re.search(r"resnet50, 3 replicas: throughput \N{MINUS SIGN}[\d.]+%.* against mps$", better.costs), (
         better.costs
     )
     (better,) = chosen(both(analysis, 0.95), pool)
-    assert (better.choice, better.next.mode, better.costs) == ("mps", "time-slicing", "")
+    assert (better.best.mode, better.decided, better.costs) == ("mps", True, "")
     (neither,) = chosen(both(analysis, 0.8), pool)
-    assert neither.choice.startswith("no clear winner (here ")
-    assert neither.sure.startswith("no significant difference")
+    assert not neither.decided
+    assert "No clear winner: 1.00 times" in neither.takeaway
 
 
 def test_a_mode_in_which_the_service_dies_isolates_worst_whatever_it_keeps_elsewhere(analysis):
     pool = gather([analysis.folder], read=lambda _folder: analysis)
 
     (better,) = chosen(both(analysis, 0.95, died=True), pool)
-    assert better.choice == "time-slicing"
+    assert (better.best.mode, better.decided) == ("time-slicing", True)
     assert better.gain is None, "what was not measured is not zero"
-    assert better.sure == "mps: no figure, and died under beside in 3 of 3 runs"
+    assert better.takeaway.endswith("; MPS dies under beside in 3 of 3 runs.")
 
 
 def test_one_repeat_is_said_and_not_decided(analysis):
