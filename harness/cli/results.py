@@ -307,7 +307,7 @@ def _line(tested: Tested) -> dict[str, Any]:
         asdict(t_interval(cell.figures(contrast.metric), share)) for cell in (contrast.baseline, contrast.candidate)
     )
     change = b["mean"] / a["mean"] - 1
-    difference = {"a": a, "b": b, "change": change, "welch_p": contrast.p, **asdict(contrast.effect)}
+    difference = {"a": a, "b": b, "change": change, "welch_p": contrast.p}
     return {
         "place": tested.key,
         "measure": contrast.metric,

@@ -23,12 +23,10 @@ from pathlib import Path
 from harness.analysis.campaign import CampaignAnalysis, Cell, MeasuredRun, key_of, pooled_cell, shared
 from harness.analysis.statistics import (
     SIGNIFICANCE,
-    EffectSize,
     Estimate,
     LogRatio,
     Outcome,
     corrected,
-    effect_size,
     paired,
     unpaired,
 )
@@ -83,12 +81,6 @@ class Contrast:
         if not self.significant:
             return str(self.outcome)
         return f"{100 * abs(self.ratio.mean - 1):.1f} % {self.outcome}"
-
-    @property
-    def effect(self) -> EffectSize:
-        """Rank test and effect sizes, which decide nothing."""
-        before, after = (cell.figures(self.metric) for cell in (self.baseline, self.candidate))
-        return effect_size(before, after, shared(self.baseline, self.candidate))
 
 
 _Arm = tuple[str, frozenset[Path], tuple[object, ...]]

@@ -1,7 +1,6 @@
 """The statistics of repeated runs: intervals, comparisons, and when to say nothing.
 
-Sources: Law, *Simulation Modeling and Analysis* (batch means); Hedges 1981 (g); Cliff 1993 (delta);
-Jain 1984 (fairness); Holm 1979 (several comparisons at once). ``tests/benchmarks/statistics_coverage.py`` holds them
+Sources: Law, *Simulation Modeling and Analysis* (batch means); Jain 1984 (fairness); Holm 1979 (several comparisons at once). ``tests/benchmarks/statistics_coverage.py`` holds them
 against made-up data of known truth.
 """
 
@@ -14,7 +13,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from harness.analysis.statistics.distributions import Floats, mann_whitney, student_cdf, student_quantile
+from harness.analysis.statistics.distributions import Floats, student_cdf, student_quantile
 from harness.traffic.records import nearest_rank
 
 SIGNIFICANCE = 0.05
@@ -303,33 +302,6 @@ def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
     share = short / (short + long)
     unsure = _UNSURE / few * share * (1 - share) ** 2 * (1 / few - 1 / many)
     return 1 / (share**2 / few + (1 - share) ** 2 / many + unsure)
-
-
-@dataclass(frozen=True, slots=True)
-class EffectSize:
-    """What stands beside a test of two sets of runs.
-
-    ``mann_whitney_p``: None when one arm has a single run; ``mann_whitney_floor``: the smallest p that this many runs can give (0.1 for
-    3 against 3). ``hedges_g``: in standard deviations, corrected for few runs; None without spread. ``cliffs_delta``: share of pairs
-    where b is larger minus where it is smaller.
-    """
-
-    mann_whitney_p: float | None
-    mann_whitney_floor: float | None
-    hedges_g: float | None
-    cliffs_delta: float
-
-
-def effect_size(a: Sequence[float], b: Sequence[float], share: float = 1.0) -> EffectSize:
-    """Of b against a, at least one run each; ``share``: see ``student``, p-values are divided by it."""
-    delta = float(np.sign(np.subtract.outer(np.asarray(b, dtype=float), np.asarray(a, dtype=float))).mean())
-    if len(a) < 2 or len(b) < 2:
-        return EffectSize(None, None, None, delta)
-    exact, floor = (min(1.0, value / share) for value in (mann_whitney(a, b), 2 / math.comb(len(a) + len(b), len(a))))
-    freedom = len(a) + len(b) - 2
-    pooled = math.sqrt(((len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)) / freedom)
-    g = float((np.mean(b) - np.mean(a)) / pooled * (1 - 3 / (4 * freedom - 1))) if pooled else None
-    return EffectSize(exact, floor, g, delta)
 
 
 def student(freedom: float, share: float = 1.0) -> float:

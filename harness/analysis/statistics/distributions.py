@@ -1,4 +1,4 @@
-"""Student's t, F, Mann-Whitney's U and least squares within bounds; a test holds them against scipy, which is 140 MB.
+"""Student's t, F and least squares within bounds; a test holds them against scipy, which is 140 MB.
 
 The incomplete beta function is Abramowitz and Stegun's continued fraction 26.5.8, evaluated as Lentz does.
 """
@@ -6,7 +6,6 @@ The incomplete beta function is Abramowitz and Stegun's continued fraction 26.5.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from statistics import NormalDist
@@ -18,7 +17,6 @@ Floats = npt.NDArray[np.float64]
 _EPSILON = 1e-15
 _TERMS = 10_000
 _STEPS = 200
-_EXACT_UP_TO = 8
 _NEARLY_NORMAL = 1e4
 _NARROW, _WIDEST = 1e-9, 1e12
 
@@ -73,32 +71,6 @@ def _beta(a: float, b: float, x: float, rest: float) -> float:
         if abs(fraction - before) <= _EPSILON * fraction:
             break
     return math.exp(log_front) * fraction / a
-
-
-def mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
-    """P of the two-sided Mann-Whitney test: exact for up to eight values on a side without ties, else by the normal law."""
-    pairs = len(a) * len(b)
-    wins = sum((x > y) + (x == y) / 2 for x in a for y in b)
-    most = max(wins, pairs - wins)
-    ties = Counter([*a, *b])
-    if min(len(a), len(b)) <= _EXACT_UP_TO and max(ties.values()) == 1:
-        ways = _orders(len(a), len(b))
-        return min(1.0, 2 * sum(ways[round(most) :]) / sum(ways))
-    runs = len(a) + len(b)
-    variance = pairs / 12 * (runs + 1 - sum(n**3 - n for n in ties.values()) / (runs * (runs - 1)))
-    return min(1.0, math.erfc((most - pairs / 2 - 0.5) / math.sqrt(2 * variance))) if variance > 0 else 1.0
-
-
-@lru_cache(maxsize=256)
-def _orders(first: int, second: int) -> list[int]:
-    """In how many orders of both sides each U comes about: the coefficients of the Gaussian binomial."""
-    ways = [1] + [0] * (first * second)
-    for j in range(1, second + 1):
-        for u in range(len(ways) - 1, first + j - 1, -1):
-            ways[u] -= ways[u - first - j]
-        for u in range(j, len(ways)):
-            ways[u] += ways[u - j]
-    return ways
 
 
 def least_squares(

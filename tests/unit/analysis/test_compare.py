@@ -74,8 +74,6 @@ def test_modes_of_one_campaign_are_its_sides(by_mode: Comparison) -> None:
     assert gain.ratio.mean == pytest.approx(truth, rel=0.02)
     assert gain.ratio.low < gain.ratio.mean < gain.ratio.high
     assert gain.outcome is Outcome.HIGHER
-    assert gain.effect.hedges_g is not None
-    assert gain.effect.cliffs_delta == 1
 
 
 def test_two_campaigns_are_sides_unless_told_otherwise(modes: Path, slicing: Path) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from scipy import optimize, special, stats
+from scipy import optimize, special
 
 from harness.analysis.statistics import distributions, scaling_models
 from harness.analysis.statistics.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS
@@ -28,21 +28,6 @@ def test_the_tail_of_f_is_that_of_scipy(above, below):
     for value in (0.0, 1e-6, 0.3, 1.0, 4.2, 60.0, 5e4):
         expected = special.fdtrc(above, below, value)
         assert distributions.f_tail(above, below, value) == pytest.approx(expected, rel=1e-9)
-
-
-@every([(2, 2), (3, 3), (3, 10), (8, 30), (9, 9), (20, 25)])
-def test_mann_whitney_is_that_of_scipy(first, second):
-    source = np.random.default_rng(first * 100 + second)
-    for shift in (0.0, 0.7, 5.0):
-        for decimals in (0, 9):  # with ties and without
-            a = source.normal(size=first).round(decimals).tolist()
-            b = source.normal(shift, size=second).round(decimals).tolist()
-            expected = stats.mannwhitneyu(a, b).pvalue
-            assert distributions.mann_whitney(a, b) == pytest.approx(expected, rel=1e-9)
-
-
-def test_mann_whitney_of_equal_values_sees_nothing():
-    assert distributions.mann_whitney([1.0, 1.0], [1.0, 1.0, 1.0]) == 1
 
 
 @every([*THROUGHPUT_LAWS, *LATENCY_LAWS], lambda law: law.name)

@@ -14,7 +14,6 @@ from harness.analysis.campaign import LoadState, load_state
 from harness.analysis.statistics import (
     NO_SPREAD,
     batch_means,
-    effect_size,
     holm,
     jain,
     needed_for,
@@ -25,9 +24,6 @@ from harness.analysis.statistics import (
     t_interval,
     unpaired,
 )
-
-SLEEP = ([0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0], [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4])
-"""Student's sleep data, whose Welch p is in every textbook."""
 
 
 def test_the_t_interval_of_three_runs() -> None:
@@ -163,17 +159,6 @@ def test_a_p_below_5_percent_is_an_interval_that_leaves_1_out(test: Any, arms: t
 def test_u_shaped_figures_that_a_plain_welch_calls_different_are_not() -> None:
     assert stats.ttest_ind(*UNEVEN, equal_var=False).pvalue < 0.05
     assert unpaired(*UNEVEN).p == pytest.approx(0.056, abs=0.002)
-
-
-def test_effect_sizes() -> None:
-    assert effect_size(*SLEEP).hedges_g == pytest.approx(0.83219 * (1 - 3 / (4 * 18 - 1)), abs=1e-3)
-    found = effect_size([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
-    assert (found.cliffs_delta, found.mann_whitney_p, found.mann_whitney_floor) == (
-        1,
-        pytest.approx(0.1),
-        pytest.approx(0.1),
-    )
-    assert effect_size([100.0], [200.0, 201.0]).hedges_g is None
 
 
 @pytest.mark.parametrize("test", [unpaired, paired])
