@@ -128,14 +128,6 @@ class Deployment(Protocol):
         ...
 
 
-class SendingPods(Protocol):
-    """Pods that send requests."""
-
-    def stop(self) -> tuple[list[Path], Sequence[str]]:
-        """End the load: the logs of its shards, and a sentence for whatever did not end well."""
-        ...
-
-
 class RunningLoad(Protocol):
     """Requests that are being sent."""
 
@@ -189,7 +181,7 @@ class Backend(Protocol):
         plan: str,  # noqa: ARG002
         *,
         abort: threading.Event,  # noqa: ARG002
-    ) -> SendingPods | None:
+    ) -> RunningLoad | None:
         """Pods that send requests by this plan, for all of them together; None: this machine can send itself. Raises BackendError."""
         return None
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.analysis.client_result import ClientResult, evaluate
-from harness.backends.base import Deployment, ReplicaDeath
+from harness.backends.base import Deployment, ReplicaDeath, RunningLoad
 from harness.campaign import preflight
 from harness.campaign.events import Notice, ProgressWriter, RowsRecorded, StepBegins, StepEnds
-from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
+from harness.campaign.load_process import begin_load, needs_load
 from harness.campaign.plan import estimate, loads
 from harness.campaign.planners import StopRule
 from harness.campaign.verdict import (
@@ -98,7 +98,7 @@ class Attempt:
     ended_s: float = 0.0
     client: ClientResult | None = None
     _deployment: Deployment | None = None
-    _load: LoadProcess | LoadShards | None = None
+    _load: RunningLoad | None = None
 
     @property
     def folder(self) -> Path:
@@ -298,9 +298,7 @@ class Attempt:
                     shutil.rmtree(folder)
             raise
 
-    def _send(
-        self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]
-    ) -> LoadProcess | LoadShards:
+    def _send(self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]) -> RunningLoad:
         """Have requests sent to replicas that make none themselves. See base.Send."""
         backend, campaign_id = self.shared.backend, self.shared.folder.campaign_id
         return begin_load(backend, experiment, folder, statuses, campaign_id=campaign_id, abort=self.abort)

@@ -10,14 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from harness.backends.base import Backend, SendingPods
+from harness.backends.base import Backend, RunningLoad
 from harness.backends.local_replica import CAMPAIGN_VARIABLE, Lifeline, await_end
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors
-from harness.results.requests import GENERATED, LOAD_LOG, Rows
+from harness.results.requests import LOAD_LOG
 from harness.spec import ExperimentSpec, ScenarioKind
 from harness.traffic.generator import LoadPlan
 
@@ -35,7 +33,7 @@ def begin_load(
     *,
     campaign_id: str,
     abort: threading.Event,
-) -> LoadProcess | LoadShards:
+) -> RunningLoad:
     """Have requests sent to the ports that the statuses name, until ``stop`` of what is returned. Raises BackendError and StorageError."""
     scenario = experiment.workload.scenario
     assert scenario is not None  # noqa: S101 - needs_load
@@ -55,31 +53,7 @@ def begin_load(
         path = (folder / LOAD_LOG).with_name("plan.json")
         path.write_text(plan.model_dump_json(indent=1), encoding="utf-8")
     pods = backend.load_pods(experiment, folder, plan.model_dump_json(), abort=abort)
-    return LoadProcess(path, folder, campaign_id=campaign_id) if pods is None else LoadShards(pods, folder)
-
-
-class LoadShards:
-    """Generators in pods, whose logs become one."""
-
-    def __init__(self, pods: SendingPods, folder: Path) -> None:
-        self._pods, self._log = pods, folder / LOAD_LOG
-
-    def stop(self) -> list[str]:
-        """End them and merge what they sent; a sentence for each that did not end well. Raises StorageError."""
-        logs, sentences = self._pods.stop()
-        with storage_errors(self._log):
-            merge(logs).tofile(self._log)
-            for log in logs:
-                log.unlink()
-        return list(sentences)
-
-
-def merge(logs: Sequence[Path]) -> Rows:
-    """Every whole record of some logs, by intended time. Raises OSError."""
-    parts = [np.fromfile(log, GENERATED, log.stat().st_size // GENERATED.itemsize) for log in logs]
-    records = np.concatenate([np.empty(0, GENERATED), *parts])
-    ordered: Rows = records[np.argsort(records["intended_ns"], kind="stable")]
-    return ordered
+    return pods or LoadProcess(path, folder, campaign_id=campaign_id)
 
 
 class LoadProcess:

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from harness.backends.base import Backend, ReplicaDeath, Send
 from harness.backends.kubernetes import collect, files, monitoring, objects, preflight, probe
 from harness.backends.kubernetes.api import KubernetesApi
@@ -20,6 +22,8 @@ from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
+from harness.results.files import storage_errors
+from harness.results.requests import GENERATED, LOAD_LOG, Rows
 from harness.sharing.cluster import cluster_sharing
 from harness.sharing.mode import Notify, unheard
 from harness.sharing.modes import mode_of
@@ -170,7 +174,7 @@ class KubernetesBackend(Backend):
         except BaseException:
             pods.stop(timeout_s=0)
             raise
-        return LoadJob(self.api, pods)
+        return LoadJob(self.api, pods, folder / LOAD_LOG)
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event, notice: Notify) -> None:
         if objects.placed(experiment, self._spec).device_plugin_configs is None:
@@ -207,16 +211,20 @@ class KubernetesBackend(Backend):
 class LoadJob:
     """A Job with one pod for each shard of the load of scenario http, for nobody outside a cluster reaches a replica in it."""
 
-    def __init__(self, api: KubernetesApi, pods: KubernetesDeployment) -> None:
-        self._api, self._pods = api, pods
+    def __init__(self, api: KubernetesApi, pods: KubernetesDeployment, log: Path) -> None:
+        self._api, self._pods, self._log = api, pods, log
 
-    def stop(self) -> tuple[list[Path], Sequence[str]]:
-        """End the load, then the pods: the logs of the shards, and a sentence for whatever did not end well."""
+    def stop(self) -> list[str]:
+        """End the load, then the pods, and merge what the shards sent. See RunningLoad."""
         with ThreadPoolExecutor(collect.PARALLEL, thread_name_prefix="load") as pool:
             ends = list(pool.map(self._end, self._pods.replicas))
         logs = [log for log, _ in ends if log is not None]
-        sentences = [sentence for _, sentence in ends if sentence]
-        return logs, [*sentences, *self._pods.stop(timeout_s=0)]
+        sentences = [*(sentence for _, sentence in ends if sentence), *self._pods.stop(timeout_s=0)]
+        with storage_errors(self._log):
+            merge(logs).tofile(self._log)
+            for log in logs:
+                log.unlink()
+        return sentences
 
     def _end(self, shard: PodReplica) -> tuple[Path | None, str]:
         """Have one send no more, and fetch its log."""
@@ -230,3 +238,11 @@ class LoadJob:
             return None, f"the requests that pod {shard.pod} sent could not be fetched: {error}"
         how = "did not end in time" if code is None else f"ended with {code}" if code else ""
         return log, f"the load generator in pod {shard.pod} {how}." if how else ""
+
+
+def merge(logs: Sequence[Path]) -> Rows:
+    """Every whole record of some logs, by intended time. Raises OSError."""
+    parts = [np.fromfile(log, GENERATED, log.stat().st_size // GENERATED.itemsize) for log in logs]
+    records = np.concatenate([np.empty(0, GENERATED), *parts])
+    ordered: Rows = records[np.argsort(records["intended_ns"], kind="stable")]
+    return ordered

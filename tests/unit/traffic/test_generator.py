@@ -2,7 +2,7 @@
 
 import itertools
 
-from harness.campaign.load_process import merge
+from harness.backends.kubernetes.backend import merge
 from harness.traffic.arrivals import arrivals
 from harness.traffic.generator import LoadPlan
 from harness.traffic.records import GENERATED_FIELDS, RecordLog
