@@ -84,7 +84,8 @@ def test_a_login_program_that_fails_is_named_and_nobody_goes_on_without_credenti
     assert "ERROR:root" not in capfd.readouterr().err
 
 
-def test_nobody_listens(spec, tmp_path):
+def test_nobody_listens(spec, tmp_path, monkeypatch):
+    monkeypatch.setattr(kubernetes_api, "FIRST_CONTACT_S", 0.3)
     config = json.loads((tmp_path / "kubeconfig").read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
     (tmp_path / "nobody").write_text(json.dumps(config))
@@ -248,6 +249,7 @@ def test_a_file_arrives_whole_however_often_its_connection_breaks(spec, proxy, t
     direct.apply(f"{PODS}/a", {"metadata": {"name": "a"}, "spec": {"containers": [{"image": "x"}]}})
     direct.patch(f"{PODS}/a/status", {"status": {"podIP": "127.0.0.1"}})
     api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig), api_timeout_s=0.3))
+    api.longest_pause_s = 0.02
     proxy.faults, proxy.only = 12, ("torn", "reset before")
 
     fetched = api.download(f"{PODS}/a:{replica.port}/proxy/latencies", tmp_path / "fetched", patience_s=200)
