@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from harness.analysis.questions.question import QuestionAnswer
 
 
-_WIDEST = 80
-
-
 def verify(
     path: Annotated[
         Path,
@@ -150,10 +147,8 @@ def show_figures(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> 
     for family in families(analysis):
         _show_settings(family, printed=printed)
     if analysis.cells:
-        for table, dropped in short_tables(analysis, min(_WIDEST, output.terminal_width())):
+        for table in short_tables(analysis):
             output.show(table)
-            if dropped:
-                output.note(f"({', '.join(dropped)} hidden: terminal too narrow)")
     if weak := concerns(analysis):
         output.sentence(f"Caveats: {'; '.join(weak)}.")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -24,12 +24,6 @@ from harness.errors import clipped
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-GAP = 2
-"""Spaces between the columns in a terminal."""
-_SHORTEST = 12
-"""Characters that are left of a text that was cut for want of room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,31 +92,6 @@ class Table:
     def _keeping(self, kept: Sequence[int]) -> Self:
         rows = [[row[index] for index in kept] for row in self.rows]
         return type(self)([self.columns[index] for index in kept], rows, self.caption)
-
-    @property
-    def width(self) -> int:
-        """Characters of a line in a terminal."""
-        columns = zip(self.titles, *self.texts, strict=True)
-        return sum(max(map(len, column)) for column in columns) + GAP * (len(self.columns) - 1)
-
-    def fitted(self, width: int, order: Sequence[str], cut: Collection[str]) -> tuple[Self, list[str]]:
-        """The same in so many characters, and the titles of the columns that went for it, which may go in this order.
-
-        If that is not enough, the texts of the columns ``cut`` are shortened.
-        """
-        table, dropped = self, []
-        for title in order:
-            if title in table.titles and table.width > width:
-                dropped.append(title)
-                table = table.without(title)
-        rows = table.texts
-        for index, column in enumerate(table.columns):
-            excess = type(self)(table.columns, rows).width - width
-            if excess > 0 and column.title in cut:
-                length = max(_SHORTEST, max(len(row[index]) for row in rows) - excess)
-                for row in rows:
-                    row[index] = clipped(row[index], length)
-        return type(self)(table.columns, rows, table.caption), dropped
 
     @property
     def gaps(self) -> list[tuple[str, list[str]]]:

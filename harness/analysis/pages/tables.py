@@ -206,28 +206,21 @@ def table_of_tests(comparison: Comparison) -> Table:
 _SHORT = (("p50 ms", "latency_p50_exact", 1e3), ("p99 ms", "latency_p99_exact", 1e3), ("J/req", "energy", 1.0))
 """Column, metric, and what its unit is multiplied by."""
 _STREAMS = tuple((" ".join(name.split("_")[:2]), name, 1e3) for name in STREAM_HEADLINE)
-_DROPPED_FIRST = ("p50 ms", "J/req", "p99 ms", "itl p50", "tpot p99", "tpot p50", "sharing")
-"""Columns that go, in this order, until the rest fits; ``sharing`` only where all of it is the same."""
 
 
-def short_tables(analysis: CampaignAnalysis, width: int) -> list[tuple[Table, list[str]]]:
-    """A line per configuration that fits in so many characters, then those of streams; each with the columns that had to go."""
+def short_tables(analysis: CampaignAnalysis) -> list[Table]:
+    """A line per configuration for a terminal, then those of streams."""
     energies = any("energy" in cell.estimates for cell in analysis.cells)
     columns = [column for column in _SHORT if energies or column[1] != "energy"]
-    first = _short_table(analysis.cells, columns, width, speed=True)
     streams = [cell for cell in analysis.cells if any(name in cell.estimates for name in STREAM_HEADLINE)]
     caption = "Streams in ms, as the client measured every token:"
-    return [first, *([_short_table(streams, _STREAMS, width, caption=caption)] if streams else [])]
+    first = _short_table(analysis.cells, columns, speed=True)
+    return [first, *([_short_table(streams, _STREAMS, caption=caption)] if streams else [])]
 
 
 def _short_table(
-    cells: Sequence[Cell],
-    columns: Sequence[tuple[str, str, float]],
-    width: int,
-    *,
-    speed: bool = False,
-    caption: str = "",
-) -> tuple[Table, list[str]]:
+    cells: Sequence[Cell], columns: Sequence[tuple[str, str, float]], *, speed: bool = False, caption: str = ""
+) -> Table:
     rows = []
     for cell in cells:
         row = {"workload": cell.workload, "sharing": cell.mode_shown, "replicas": str(cell.replicas)}
@@ -237,7 +230,4 @@ def _short_table(
         for title, name, scale in columns:
             row[title] = number(scale * cell.estimates[name].mean) if name in cell.estimates else DASH
         rows.append(row | ({"verdict": cell.badge} if speed else {}))
-    table = Table.of(rows, 2, caption).without_empty()
-    one_mode = len({cell.mode_shown for cell in cells}) == 1
-    droppable = [title for title in _DROPPED_FIRST if one_mode or title != "sharing"]
-    return table.fitted(width, droppable, cut={"workload", "condition"})
+    return Table.of(rows, 2, caption).without_empty()
