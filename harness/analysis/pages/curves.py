@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -284,6 +284,30 @@ class Row(NamedTuple):
     name: str
     dots: Mapping[str, tuple[Estimate, Sequence[float]]]
 
+    @classmethod
+    def of(cls, values: Iterable[tuple[str, str, Estimate, Sequence[float]]]) -> list[Self]:
+        """Of values by row and series, each with its single runs, in their order."""
+        rows: dict[str, dict[str, tuple[Estimate, Sequence[float]]]] = {}
+        for row, series, estimate, runs in values:
+            rows.setdefault(row, {})[series] = estimate, runs
+        return [cls(name, of_row) for name, of_row in rows.items()]
+
+    @classmethod
+    def by_replicas(cls, cells: Iterable[tuple[str, Cell]], metric: str, scale: float = 1.0) -> list[Self]:
+        """One metric of configurations, a row for each number of replicas, with their single runs; by name of the series."""
+        measured = sorted(
+            ((name, cell) for name, cell in cells if metric in cell.estimates), key=lambda named: named[1].replicas
+        )
+        return cls.of(
+            (
+                replicas_in_words(cell.replicas),
+                name,
+                cell.estimates[metric].scaled(scale),
+                [scale * value for value in cell.figures(metric)],
+            )
+            for name, cell in measured
+        )
+
 
 def dots(
     name: str,
@@ -341,15 +365,13 @@ def runs_strip(analysis: CampaignAnalysis) -> Picture | None:
     panels = []
     for workload in analysis.workloads():
         for title, metric, scale in (("requests/s", "throughput", 1.0), ("p99, ms", "latency_p99_exact", _MS)):
-            cells = [cell for cell in analysis.cells if cell.workload == workload and metric in cell.estimates]
-            rows: dict[int, dict[str, tuple[Estimate, Sequence[float]]]] = {}
-            for cell in cells:
-                mode = ", ".join(filter(None, [mode_name(cell.mode_shown), cell.condition]))
-                single = [scale * value for value in cell.figures(metric)]
-                rows.setdefault(cell.replicas, {})[mode] = cell.estimates[metric].scaled(scale), single
-            if rows:
-                of_count = [Row(replicas_in_words(count), rows[count]) for count in sorted(rows)]
-                panels.append((f"{workload}: {title}", of_count))
+            cells = (
+                (", ".join(filter(None, [mode_name(cell.mode_shown), cell.condition])), cell)
+                for cell in analysis.cells
+                if cell.workload == workload
+            )
+            if rows := Row.by_replicas(cells, metric, scale):
+                panels.append((f"{workload}: {title}", rows))
     return dots("runs", "Every run, with the mean and its 95% interval", panels, columns=2) if panels else None
 
 

@@ -151,18 +151,14 @@ class Interference:
 def neighbour_plot(interference: Interference, order: Sequence[str]) -> Picture | None:
     """What each mode leaves of the throughput beside every neighbour, of the first service; None where nothing was measured."""
     service, *_ = [*interference.services(), None]
-    rows: dict[str, dict[str, tuple[Estimate, Sequence[float]]]] = {}
-    for key, by_measure in interference.overheads.items():
-        loss = by_measure["throughput"]
-        if (key.workload, key.replicas) == service and isinstance(loss, Overhead):
-            kept = loss.contrast.ratio.scaled(100)
-            rows.setdefault(key.condition, {})[mode_name(key.mode)] = (
-                kept,
-                [100 * share for share in loss.kept.values()],
-            )
+    rows = Row.of(
+        (key.condition, mode_name(key.mode), loss.contrast.ratio.scaled(100), [100 * it for it in loss.kept.values()])
+        for key, by_measure in interference.overheads.items()
+        if (key.workload, key.replicas) == service and isinstance(loss := by_measure["throughput"], Overhead)
+    )
     if service is None or not rows:
         return None
-    panel = "% of its throughput alone", [Row(condition, of_mode) for condition, of_mode in rows.items()]
+    panel = "% of its throughput alone", rows
     return dots(
         "comparison-neighbours",
         f"{service.workload}: throughput beside each neighbour",

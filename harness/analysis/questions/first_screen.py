@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import Comparison
 from harness.analysis.contrasts.contrast import Contrast
 from harness.analysis.format import mode_name, percent_more, replicas_in_words, span
@@ -152,25 +153,13 @@ class FirstScreen:
             (title if single else f"{workload}: {title.lower()}", rows)
             for workload in workloads
             for title, metric, scale in (_PLAIN if single else _PLAIN[:1])
-            if (rows := self._rows(workload, metric, scale))
+            if (rows := Row.by_replicas(self._cells(workload), metric, scale))
         ]
         order = labels(self.comparison)
         return dots("decision", "Every mode, by replicas", panels, order=order, columns=3) if panels else None
 
-    def _rows(self, workload: str, metric: str, scale: float) -> list[Row]:
-        """One for each number of replicas: every mode's estimate and single runs."""
-        rows = []
-        for count in self.comparison.counts(workload):
-            measured = {
-                mode_name(arm.label): (
-                    cell.estimates[metric].scaled(scale),
-                    [scale * value for value in cell.figures(metric)],
-                )
-                for arm, cell in self.comparison.with_replicas(workload, count)
-                if metric in cell.estimates
-            }
-            rows += [Row(replicas_in_words(count), measured)] if measured else []
-        return rows
+    def _cells(self, workload: str) -> Iterator[tuple[str, Cell]]:
+        return ((mode_name(arm.label), cell) for name, arm, _, cell in self.comparison.cells() if name == workload)
 
     def document(self) -> dict[str, object]:
         """For a program."""

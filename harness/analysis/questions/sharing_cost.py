@@ -100,11 +100,8 @@ def _p99_growth(comparison: Comparison, arm: Arm, cell: Cell) -> Estimate | None
 
 
 def _plot(comparison: Comparison, name: str, title: str, label: str, values: _OfMode, rule: float) -> list[Picture]:
-    rows: dict[str, dict[str, tuple[Estimate, Sequence[float]]]] = {}
-    for (row, _), (mode, estimate) in values.items():
-        rows.setdefault(row, {})[mode] = estimate, ()
-    panel = label, [Row(row, of) for row, of in rows.items()]
-    return [dots(f"comparison-{name}", title, [panel], order=labels(comparison), rules=[rule])] if rows else []
+    rows = Row.of((row, mode, estimate, ()) for (row, _), (mode, estimate) in values.items())
+    return [dots(f"comparison-{name}", title, [(label, rows)], order=labels(comparison), rules=[rule])] if rows else []
 
 
 def _against_alone(comparison: Comparison, metric: str) -> ColumnOf:
@@ -378,17 +375,10 @@ def _price_plot(comparison: Comparison, query: ComparisonQuery) -> list[Picture]
     unit = query.currency if query.priced else "kWh"
     panels = []
     for workload in comparison.workloads():
-        rows: dict[int, dict[str, tuple[Estimate, Sequence[float]]]] = {}
-        for estimate, mode, count in _priced(comparison, workload, query):
-            rows.setdefault(count, {})[mode] = estimate, ()
+        order = labels(comparison)
+        priced = sorted(_priced(comparison, workload, query), key=lambda way: (way[2], order.index(way[1])))
+        rows = Row.of((replicas_in_words(count), mode, estimate, ()) for estimate, mode, count in priced)
         if rows:
-            of_count = [
-                Row(
-                    replicas_in_words(count),
-                    {mode: rows[count][mode] for mode in labels(comparison) if mode in rows[count]},
-                )
-                for count in sorted(rows)
-            ]
-            panels.append((f"{workload}: {unit}".rstrip(": "), of_count))
+            panels.append((f"{workload}: {unit}".rstrip(": "), rows))
     title = f"{'Price' if query.priced else 'Energy'} of a million inferences, by replicas"
     return [dots("comparison-price", title, panels, order=labels(comparison), columns=3)] if panels else []
