@@ -276,6 +276,7 @@ PLAIN = {
     *("name if name in ('prometheus.yml', 'promtool.yml') else 'rules/' ~ name",),
     "'NodePort' if service_exposure == 'nodeport' else 'ClusterIP'",
     "'mps' if mps else 'timeSlicing'",
+    *("daemon_set('mps-control-daemon')", "daemon_set('device-plugin')"),
 }
 STRUCTURED = [path for path in TEMPLATE_FILES.values() if path.name != "replicas.yaml.j2"]
 STRUCTURED += [
@@ -335,7 +336,7 @@ def test_crio_starts_anew_for_our_own_files_alone():
 
 
 def test_logind_allows_the_kubelet_s_period_whatever_a_package_says():
-    (task,) = tree.load(ROOT / "roles/housekeeping/tasks/machine.yml")
+    (task, *_) = tree.load(ROOT / "roles/housekeeping/tasks/main.yml")
     own = tree.load(ROOT / "roles/housekeeping/vars/main.yml")
     path = own["__housekeeping_logind"]
     assert path.rpartition("/")[2] > "unattended-upgrades-logind-maxdelay.conf"
