@@ -1,8 +1,8 @@
-# ruff: noqa: INP001, S108 - Ansible loads this folder by its own rules, without a package; a path that is refused is not used
+# ruff: noqa: INP001 - Ansible loads this folder by its own rules, without a package
 """Judges every variable of the roles on the machine that runs Ansible, before a playbook changes anything.
 
-What each may be stands behind its value, in defaults/main.yml of its role or in inventory/group_vars/all; the kinds of text that
-are named there in roles/preflight/vars/kinds.yml; what several have to be together in RULES below. A wrong one is refused with its name, what it is and what it may be.
+What each may be stands behind its value, in defaults/main.yml of its role or in inventory/group_vars/all; the kinds of text that are named there, and
+what several have to be together, in roles/preflight/vars/kinds.yml. A wrong one is refused with its name, what it is and what it may be.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import ipaddress
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import yaml
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
@@ -43,21 +44,6 @@ BYTES = {
 SECONDS = {"h": 3600, "m": 60, "s": 1}
 # Kubernetes knows no seventh day of the week.
 CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 6))
-# Folders of the system and of its users, with everything below them.
-FOREIGN = (
-    *("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/lost+found", "/proc", "/root"),
-    *("/run", "/sbin", "/snap", "/sys", "/tmp", "/usr", "/opt/cni", "/opt/containerd", "/opt/nvidia"),
-    *(f"/var/{name}" for name in ("backups", "cache", "log", "mail", "opt", "run", "snap", "spool", "tmp", "www")),
-    *(
-        f"/var/lib/{name}"
-        for name in (
-            *("apt", "calico", "cni", "containerd", "containers", "crio", "dbus", "docker", "dpkg", "etcd", "kubelet"),
-            *("mysql", "nfs", "postgresql", "rancher", "snapd", "sudo", "systemd"),
-        )
-    ),
-)
-# Ports of the node itself: ssh, Kubernetes, etcd, Calico.
-TAKEN_PORTS = (2379, 2380, 2381, 5473, 6443, 9098, 9099, 10248, 10249, 10250, 10256, 10257, 10259)
 # Words that other roles' variables begin with as well: there, only a name close to one of ours is a misspelt one.
 COMMON = ("grafana", "kernel", "kepler", "prometheus", "storage", "swap", "worker")
 CLOSE = 0.75
@@ -70,14 +56,12 @@ RENAMED = {
     "nvidia_toolkit_gpu": "node_gpu",
     **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},
 }
-# Of one GPU, at most, on GPUs from Volta on.
-MPS_CLIENTS = 48
 SHOWN_CHARS = 80
 READ_CHARS = 1000
 # user:password@ of an address, whatever is wrong with it; a digest (image@sha256:...) is none.
 CREDENTIALS = re.compile(r"(?<=//).*@|[^\s\"/@]+:[^\s\"@]+@(?!sha256:)")
 
-Judge = Callable[[str, Mapping[str, Any]], bool]
+Judge = Callable[[str, Mapping[str, Any]], Any]
 
 
 def amount(text: str) -> float:
@@ -111,40 +95,31 @@ def port_fits(text: str) -> bool:
     return found is None or 1 <= int(found[1]) <= 65535
 
 
-def _address(text: str, _kind: Mapping[str, Any]) -> bool:
-    try:
-        address = ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return not (address.is_loopback or address.is_multicast or address.is_reserved or address.is_unspecified)
+def address(text: str) -> ipaddress.IPv4Address:
+    """The address of a machine; ValueError for anything else."""
+    found = ipaddress.IPv4Address(text)
+    if found.is_loopback or found.is_multicast or found.is_reserved or found.is_unspecified:
+        raise ValueError(text)
+    return found
 
 
-def _endpoint(text: str, kind: Mapping[str, Any]) -> bool:
+def driver(text: str) -> list[int]:
+    """A driver's version as numbers."""
+    return [int(part) for part in text.split(".")]
+
+
+def _endpoint(text: str) -> bool:
     host = text.partition(":")[0]
-    return port_fits(text) and (_address(host, kind) if host.rpartition(".")[2].isdigit() else host != "localhost")
+    return port_fits(text) and (bool(address(host)) if host.rpartition(".")[2].isdigit() else host != "localhost")
 
 
-def _certificate(text: str, _kind: Mapping[str, Any]) -> bool:
+def _certificate(text: str) -> bool:
     # Another path is looked for where Ansible looks for files.
     path = Path(text).expanduser()
-    try:
-        return not path.is_absolute() or "-----BEGIN CERTIFICATE-----" in path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return False
+    return not path.is_absolute() or "-----BEGIN CERTIFICATE-----" in path.read_text(encoding="utf-8")
 
 
-def _is(convert: Callable[[str], Any]) -> Judge:
-    def judge(text: str, _kind: Mapping[str, Any]) -> bool:
-        try:
-            convert(text)
-        except ValueError:
-            return False
-        return True
-
-    return judge
-
-
-def _cron(text: str, _kind: Mapping[str, Any]) -> bool:
+def _cron(text: str) -> bool:
     fields = text.split(" ")
     return len(fields) == len(CRON) and all(
         _cron_field(field, *bounds) for field, bounds in zip(fields, CRON, strict=True)
@@ -162,216 +137,38 @@ def _cron_field(field: str, least: int, most: int) -> bool:
     return True
 
 
-def _image(text: str, _kind: Mapping[str, Any]) -> bool:
-    host = r"(localhost|[a-z0-9][a-z0-9-]*(\.[a-z0-9-]+)+|[a-z0-9][a-z0-9.-]*:[0-9]{1,5})(:[0-9]{1,5})?"
-    path = r"(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
-    return port_fits(text) and bool(
-        re.fullmatch(rf"{host}{path}(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?", text)
-    )
-
-
-def _folder(text: str, _kind: Mapping[str, Any]) -> bool:
-    return bool(re.fullmatch(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", text))
-
-
-def _own_folder(text: str, kind: Mapping[str, Any]) -> bool:
-    parts = text.split("/")
-    deep = len(parts) > (3 if text.startswith("/var/") else 2)
-    return _folder(text, kind) and deep and not any(text == one or text.startswith(f"{one}/") for one in FOREIGN)
-
-
+# What a text of a kind is judged by beside its pattern: False, or an error in reading it, refuses it.
 KINDS: dict[str, Judge] = {
-    "address": _address,
-    "endpoint": _endpoint,
-    "certificate": _certificate,
+    "address": lambda text, _kind: address(text),
+    "endpoint": lambda text, _kind: _endpoint(text),
+    "certificate": lambda text, _kind: _certificate(text),
     "port": lambda text, _kind: port_fits(text),
-    "network": _is(network),
-    "cron": _cron,
-    "date": _is(dt.date.fromisoformat),
-    "image": _image,
-    "folder": _folder,
-    "own_folder": _own_folder,
+    "network": lambda text, _kind: network(text),
+    "cron": lambda text, _kind: _cron(text),
+    "date": lambda text, _kind: dt.date.fromisoformat(text),
     "memory": lambda text, kind: kind["least"] <= amount(text) <= kind["most"],
     "cpus": lambda text, _kind: 0.05 <= amount(text) <= 1024,
     "duration": lambda text, kind: kind["least"] <= seconds(text) <= kind["most"],
 }
+# What the rules of several variables may call.
+RULES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)  # noqa: S701 - makes no page
+RULES.globals |= {
+    "address": address,
+    "amount": amount,
+    "driver": driver,
+    "network": network,
+    "whole_network": whole_network,
+}
 
 
-def _ports(**named: int) -> bool:
-    return len(set(named.values())) == len(named) and not set(named.values()) & set(TAKEN_PORTS)
-
-
-def _driver(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(".")))
-
-
-# What several have to be together: their names, whether they are, and how it is said.
-RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
-    (
-        ("housekeeping_image_gc_low_percent", "housekeeping_image_gc_high_percent"),
-        lambda low, high: low < high,
-        "the first has to be below the second, or the kubelet does not start",
-    ),
-    (
-        ("housekeeping_shutdown_grace_critical_s", "housekeeping_shutdown_grace_s"),
-        lambda critical, whole: critical < whole,
-        "the first is a part of the second and has to be below it, or the kubelet does not start",
-    ),
-    (
-        ("prometheus_scrape_timeout_s", "prometheus_scrape_interval_s"),
-        lambda timeout, interval: timeout <= interval,
-        "the first must not be above the second, or Prometheus does not start",
-    ),
-    (
-        ("prometheus_retention_gib", "prometheus_volume_gib"),
-        lambda kept, volume: kept < volume,
-        "the first has to be below the second, for the write-ahead log needs the rest of the volume",
-    ),
-    (
-        ("prometheus_memory_request", "prometheus_memory_limit"),
-        lambda request, limit: amount(request) <= amount(limit),
-        "the first must not be above the second",
-    ),
-    (
-        ("grafana_memory_request", "grafana_memory_limit"),
-        lambda request, limit: amount(request) <= amount(limit),
-        "the first must not be above the second",
-    ),
-    (
-        ("prometheus_node_port", "grafana_node_port"),
-        lambda one, other: one != other,
-        "each needs a port of its own",
-    ),
-    (
-        ("crio_metrics_port", "node_exporter_port"),
-        lambda crio, exporter: _ports(crio=crio, exporter=exporter),
-        f"each needs a port of its own, and none of {', '.join(map(str, TAKEN_PORTS))}, which the node itself uses",
-    ),
-    (
-        ("control_plane_pod_cidr", "control_plane_service_cidr"),
-        lambda pods, services: not network(pods).overlaps(network(services)),
-        "pods and services need networks that do not overlap",
-    ),
-    (
-        ("control_plane_pod_cidr", "calico_pod_cidr"),
-        lambda pods, calico: network(pods) == network(calico),
-        "both name the network of the pods and have to be the same",
-    ),
-    (
-        ("control_plane_pod_cidr", "control_plane_advertise_address"),
-        lambda pods, address: not address or ipaddress.IPv4Address(address) not in network(pods),
-        "the second is the machine's own and must not be in the first",
-    ),
-    (
-        ("control_plane_service_cidr", "control_plane_advertise_address"),
-        lambda services, address: not address or ipaddress.IPv4Address(address) not in network(services),
-        "the second is the machine's own and must not be in the first",
-    ),
-    (
-        ("control_plane_service_cidr",),
-        lambda services: 12 <= network(services).prefixlen <= 24 and whole_network(services),
-        "its prefix has to be between 12 and 24 bits, which is what the API server can number, and no part of it may be a network of a machine's own",
-    ),
-    (
-        ("calico_pod_cidr", "calico_block_size"),
-        lambda pods, block: network(pods).prefixlen <= block,
-        "a block of the second prefix length has to fit into the first",
-    ),
-    (
-        ("control_plane_pod_cidr",),
-        lambda pods: 8 <= network(pods).prefixlen <= 24 and whole_network(pods),
-        "kubeadm accepts a prefix of 8 to 24 bits, and no part of it may be a network of a machine's own (127.0.0.0/8 and the like)",
-    ),
-    (
-        ("kubernetes_minor", "kubernetes_packages_version"),
-        lambda minor, version: version.startswith(f"{minor}."),
-        "the second has to be of the first; an upgrade changes the first alone",
-    ),
-    (
-        ("kubernetes_packages_version", "control_plane_version"),
-        lambda packages, runs: packages.partition("-")[0] == runs,
-        "kubeadm makes a control plane of its own version, so they have to be the same",
-    ),
-    (
-        ("kubernetes_minor", "crio_version"),
-        lambda minor, version: version.startswith(f"{minor}."),
-        "CRI-O's minor is that of Kubernetes",
-    ),
-    (
-        ("kernel_sysctls",),
-        lambda values: (
-            {name.replace("/", "."): value for name, value in values.items()}.get("net.ipv4.ip_forward") == "1"
-        ),
-        "net.ipv4.ip_forward has to be there and 1, or no pod is reached",
-    ),
-    (
-        ("kernel_modules",),
-        lambda names: {"overlay", "br_netfilter"} <= {name.replace("-", "_") for name in names},
-        "overlay and br_netfilter have to be among them",
-    ),
-    (
-        ("node_exporter_port", "prometheus_node_port", "grafana_node_port"),
-        lambda exporter, *others: exporter not in others,
-        "each needs a port of its own",
-    ),
-    (
-        ("device_plugin_mig_profiles", "device_plugin_mig_strategy"),
-        lambda profiles, strategy: strategy != "single" or len(set(profiles)) <= 1,
-        "single counts every instance as a GPU, so all have to be of one profile; several need mixed",
-    ),
-    (
-        ("kernel_sysctls_unit", "swap_failsafe_unit"),
-        lambda one, other: one != other,
-        "each needs a name of its own",
-    ),
-    (
-        ("inference_namespace_account", "inference_namespace_replica_account"),
-        lambda harness, replicas: harness != replicas,
-        "replicas have no rights, so the two need different names",
-    ),
-    (
-        ("nvidia_toolkit_handler", "runtime_class_handler"),
-        lambda made, named: made == named,
-        "the second names the handler that the first makes, so they have to be the same",
-    ),
-    (
-        ("nvidia_driver_state", "node_gpu"),
-        lambda driver, gpu: gpu in {"present": (gpu,), "managed": ("auto", "required"), "absent": ("absent",)}[driver],
-        "a managed driver wants auto or required as the second, and one that is taken off wants absent",
-    ),
-    (
-        ("nvidia_driver_state", "nvidia_driver_version", "preflight_gpu_driver_min"),
-        lambda state, version, least: state != "managed" or _driver(version) >= _driver(least),
-        "the second must not be below the third, the oldest that runs the torch of the workload image",
-    ),
-    (
-        ("device_plugin_sharing", "device_plugin_mig_strategy"),
-        lambda sharing, strategy: sharing != "mps" or strategy == "none",
-        "MPS is not supported on MIG instances: share them by time-slicing, or set the second to none",
-    ),
-    (
-        ("device_plugin_sharing", "device_plugin_replicas"),
-        lambda sharing, replicas: (
-            sharing == "exclusive" or 2 <= replicas <= (MPS_CLIENTS if sharing == "mps" else replicas)
-        ),
-        f"a shared GPU has at least 2 slices, and under MPS at most {MPS_CLIENTS}, its clients",
-    ),
-    (
-        ("device_plugin_mig_profiles", "device_plugin_mig_strategy"),
-        lambda profiles, strategy: not profiles or strategy != "none",
-        "the first divides the GPUs, so that the second has to be single or mixed",
-    ),
-    (
-        ("runtime_class_name", "dcgm_exporter_runtime_class"),
-        lambda made, named: made == named,
-        "the second names the class that the first makes, so they have to be the same",
-    ),
-    (
-        ("storage_path", "workload_image_folder"),
-        lambda one, other: not f"{one}/".startswith(f"{other}/") and not f"{other}/".startswith(f"{one}/"),
-        "neither may be in the other, for a reset clears them",
-    ),
-)
+def fits(kind: Mapping[str, Any], text: str) -> bool:
+    """Whether a text that has its kind's pattern is of the kind."""
+    if text in kind.get("but", ()):
+        return False
+    try:
+        return "rule" not in kind or KINDS[kind["rule"]](text, kind) is not False
+    except (OSError, ValueError):
+        return False
 
 
 class WrongValueError(ValueError):
@@ -418,8 +215,18 @@ def option(said: str) -> dict[str, Any]:
 class Table:
     """What every variable may be: the kinds of text; by variable, what it may be; and by variable, its role, where it is a role's."""
 
-    def __init__(self, kinds: Mapping[str, Any], values: Mapping[str, Any], roles: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, Any],
+        values: Mapping[str, Any],
+        roles: Mapping[str, str],
+        rules: Iterable[Mapping[str, str]],
+    ) -> None:
         self.kinds, self.values = kinds, {name: option(said) for name, said in values.items()}
+        self.rules = [
+            (list(dict.fromkeys(word for word in re.findall(r"\w+", rule["that"]) if word in self.values)), rule)
+            for rule in rules
+        ]
         self.roles = {
             name: next((addon for addon in ADDONS if name.startswith(f"{addon}_")), role)
             for name, role in roles.items()
@@ -453,9 +260,10 @@ class Table:
                 good[name] = self.read(name, value)
             except WrongValueError as reason:
                 yield f"{name} is {self.shown(name, value)}; it has to be {reason}."
-        for names, fit, say in RULES:
-            if all(name in good for name in names) and not fit(*(good[name] for name in names)):
-                yield f"{' and '.join(f'{name} ({good[name]})' for name in names)}: {say}."
+        for names, rule in self.rules:
+            known = {name: good[name] for name in names if name in good}
+            if len(known) == len(names) and not RULES.compile_expression(rule["that"])(**known):
+                yield f"{' and '.join(f'{name} ({value})' for name, value in known.items())}: {rule['say']}."
 
     def shown(self, name: str, value: Any) -> str:
         """A value as a message shows it: short, on one line, and no secret."""
@@ -506,15 +314,11 @@ class Table:
         kind = self.kinds[name]
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         text = str(value) if isinstance(value, str) or (number and kind.get("number")) else None
-        fits = text is not None and (
+        right = text is not None and (
             (kind.get("empty") and text == "")
-            or (
-                bool(re.fullmatch(kind.get("pattern", "[ -~]*"), text))
-                and text not in kind.get("but", ())
-                and ("rule" not in kind or KINDS[kind["rule"]](text, kind))
-            )
+            or (bool(re.fullmatch(kind.get("pattern", "[ -~]*"), text)) and fits(kind, text))
         )
-        if not fits:
+        if not right:
             raise WrongValueError(kind["is"])
         return str(text)
 
@@ -688,7 +492,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
             values |= {name: said for name, (_, said) in found.items()}
             # The table of versions is no role's alone.
             roles |= {name: path.parts[-3] for name in found if path.name == "main.yml"}
-        return Table(kinds["__preflight_kinds"], values, roles)
+        return Table(kinds["__preflight_kinds"], values, roles, kinds["__preflight_rules"])
 
     def misunderstood(self, task_vars: Mapping[str, Any]) -> Iterator[str]:
         """The reason against a sudo whose question for a password this Ansible would wait for in vain."""

@@ -16,6 +16,51 @@ from typing import Any
 KEY_BYTES = 32
 
 
+def write_file(path: Path, content: bytes, mode: int = 0o644, uid: int | None = None) -> None:
+    """Replaces the file in one step: a reader sees the old one or the new one, also after a power cut."""
+    # A folder that is made for a user is the user's alone, as it will be after the next boot.
+    path.parent.mkdir(mode=0o755 if uid is None else 0o700, parents=True, exist_ok=True)
+    # One folder up, on the same disk: what is left by a kill in its own folder may be read as configuration.
+    try:
+        _replace(path, path.parent.parent, content, mode, uid)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # The folder is a mount: /var/lib/kubelet has a disk of its own, or is one that the kubelet laid upon itself.
+        _replace(path, path.parent, content, mode, uid)
+
+
+def _replace(path: Path, folder: Path, content: bytes, mode: int, uid: int | None) -> None:
+    """Writes the new file into a folder, and puts it in the place of the old one."""
+    for left in folder.glob(f".{path.name}.*.new"):
+        left.unlink()
+    # A user could have a link lead root elsewhere: the folder is opened once, and all is done in what was opened.
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    place = os.open(path.parent, flags | (os.O_NOFOLLOW if uid else 0))
+    beside = os.dup(place) if folder == path.parent else os.open(folder, flags)
+    name = f".{path.name}.{secrets.token_hex(4)}.new"
+    try:
+        if uid and os.fstat(place).st_uid not in {0, uid}:
+            raise PermissionError(f"{path.parent} is another user's")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(name, flags, 0o600, dir_fd=beside), "wb") as new:
+            new.write(content)
+            os.fchmod(new.fileno(), mode)
+            if uid is not None:
+                os.fchown(new.fileno(), uid, pwd.getpwuid(uid).pw_gid)
+                os.fchown(place, uid, pwd.getpwuid(uid).pw_gid)
+            new.flush()
+            os.fsync(new.fileno())
+        try:
+            os.rename(name, path.name, src_dir_fd=beside, dst_dir_fd=place)
+        except OSError:
+            os.unlink(name, dir_fd=beside)
+            raise
+    finally:
+        os.close(place)
+        os.close(beside)
+
+
 class Files:
     """What is asked for against what is on the disk."""
 
@@ -46,57 +91,13 @@ class Files:
         shown = {"before": before or "", "after": content} if int(mode, 8) & 0o044 else {"before": "", "after": ""}
         self.diff.append({"before_header": str(path), "after_header": str(path), **shown})
         if not self.module.check_mode:
-            self.write(path, content, int(mode, 8), uid)
+            write_file(path, content.encode(), int(mode, 8), uid)
 
     @staticmethod
     def fits(path: Path, mode: int, uid: int | None) -> bool:
         """Whether mode and owner are right."""
         info = path.stat()
         return info.st_mode & 0o7777 == mode and uid in (None, info.st_uid) and uid in (None, path.parent.stat().st_uid)
-
-    def write(self, path: Path, content: str, mode: int, uid: int | None) -> None:
-        """Replaces the file in one step: a reader sees the old one or the new one, also after a power cut."""
-        # A folder that is made for a user is the user's alone, as it will be after the next boot.
-        path.parent.mkdir(mode=0o755 if uid is None else 0o700, parents=True, exist_ok=True)
-        # One folder up, on the same disk: what is left by a kill in its own folder may be read as configuration.
-        try:
-            self.replace(path, path.parent.parent, content, mode, uid)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            # The folder is a mount: /var/lib/kubelet has a disk of its own, or is one that the kubelet laid upon itself.
-            self.replace(path, path.parent, content, mode, uid)
-
-    @staticmethod
-    def replace(path: Path, folder: Path, content: str, mode: int, uid: int | None) -> None:
-        """Writes the new file into a folder, and puts it in the place of the old one."""
-        for left in folder.glob(f".{path.name}.*.new"):
-            left.unlink()
-        # A user could have a link lead root elsewhere: the folder is opened once, and all is done in what was opened.
-        flags = os.O_RDONLY | os.O_DIRECTORY
-        place = os.open(path.parent, flags | (os.O_NOFOLLOW if uid else 0))
-        beside = os.dup(place) if folder == path.parent else os.open(folder, flags)
-        name = f".{path.name}.{secrets.token_hex(4)}.new"
-        try:
-            if uid and os.fstat(place).st_uid not in {0, uid}:
-                raise PermissionError(f"{path.parent} is another user's")
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with os.fdopen(os.open(name, flags, 0o600, dir_fd=beside), "w", encoding="utf-8") as new:
-                new.write(content)
-                os.fchmod(new.fileno(), mode)
-                if uid is not None:
-                    os.fchown(new.fileno(), uid, pwd.getpwuid(uid).pw_gid)
-                    os.fchown(place, uid, pwd.getpwuid(uid).pw_gid)
-                new.flush()
-                os.fsync(new.fileno())
-            try:
-                os.rename(name, path.name, src_dir_fd=beside, dst_dir_fd=place)
-            except OSError:
-                os.unlink(name, dir_fd=beside)
-                raise
-        finally:
-            os.close(place)
-            os.close(beside)
 
     def link(self, path: Path, target: str) -> None:
         """Brings one link to its target."""

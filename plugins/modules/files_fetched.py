@@ -12,33 +12,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-
-from ..module_utils.proxied import OPTION, use_proxy
+from ..module_utils.documented import documented
 
 DOCUMENTATION = r"""
-module: files_fetched
-short_description: Fetches files into a folder and checks their sums
-description:
-  - A file that is there with the right sum is not asked for again. One that is served with another sum is not kept.
-  - In check mode nothing is fetched.
-options:
-  folder: {description: Where they go; made where it is not there., type: path, required: true}
-  files: {description: "The files: a name, the url where each is served, its sha256.", type: list, elements: dict, required: true}
-  mirror: {description: Folder that serves all of them under their names, in place of their addresses., type: str, default: ""}
-  proxy: {description: "http_proxy, https_proxy and no_proxy of the environment; never shown.", type: dict, default: {}}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Fetch the manifests
-  files_fetched:
-    folder: /opt/manifests
-    files: [{name: a.yaml, url: "https://example.org/a.yaml", sha256: "..."}]
-"""
-
-RETURN = r"""
-fetched: {description: Names of the files that were fetched now., type: list, elements: str, returned: always}
+{"module": "files_fetched", "author": ["the project"], "short_description": "Fetches files into a folder and checks their sums",
+ "description": [
+  "A file that is there with the right sum is not asked for again. One that is served with another sum is not kept.",
+  "In check mode nothing is fetched."],
+ "options": {
+  "folder": {"type": "path", "required": true, "description": "Where they go; made where it is not there."},
+  "files": {"type": "list", "elements": "dict", "required": true, "description": "The files: a name, the url where each is served, its sha256."},
+  "mirror": {"type": "str", "default": "", "description": "Folder that serves all of them under their names"},
+  "proxy": {"type": "dict", "default": {}, "no_log": true, "description": "http_proxy, https_proxy and no_proxy of the environment; never shown."}}}
 """
 
 TIMEOUT_S = 30
@@ -62,7 +47,7 @@ def fetched(url: str, sha256: str) -> bytes:
     return content
 
 
-def fetch(module: AnsibleModule, path: Path, one: dict[str, Any]) -> None:
+def fetch(module: Any, path: Path, one: dict[str, Any]) -> None:
     """Fetches one file; ends the module with the reason when it cannot be had."""
     mirror = module.params["mirror"].rstrip("/")
     url = f"{mirror}/{one['name']}" if mirror else one["url"]
@@ -82,16 +67,7 @@ def fetch(module: AnsibleModule, path: Path, one: dict[str, Any]) -> None:
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "folder": {"type": "path", "required": True},
-            "files": {"type": "list", "elements": "dict", "required": True},
-            "mirror": {"type": "str", "default": ""},
-            **OPTION,
-        },
-        supports_check_mode=True,
-    )
-    use_proxy(module)
+    module = documented(DOCUMENTATION)
     paths = {one["name"]: Path(module.params["folder"]) / one["name"] for one in module.params["files"]}
     wanted = [one for one in module.params["files"] if module.sha256(str(paths[one["name"]])) != one["sha256"].lower()]
     for one in [] if module.check_mode else wanted:

@@ -5,29 +5,18 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ..module_utils.documented import documented
 
 DOCUMENTATION = r"""
-module: fstab_without_swap
-short_description: Turns swap off in fstab without harm to any other line
-description:
-  - Comments every swap entry out, with a mark that says who did it.
-  - Removes an entry that repeats an earlier one word for word (spacing aside), commented swap entries included.
-  - Comments, blank lines, spacing and order of everything else stay as they are, byte for byte.
-options:
-  path: {description: The file., type: path, default: /etc/fstab}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Turn swap off in fstab
-  fstab_without_swap:
-"""
-
-RETURN = r"""
-disabled: {description: Swap entries turned off now., type: list, elements: str, returned: always}
-duplicates: {description: Duplicate entries removed., type: list, elements: str, returned: always}
+{"module": "fstab_without_swap", "author": ["the project"], "short_description": "Turns swap off in fstab without harm to any other line",
+ "description": [
+  "Comments every swap entry out, with a mark that says who did it.",
+  "Removes an entry that repeats an earlier one word for word (spacing aside), commented swap entries included.",
+  "Comments, blank lines, spacing and order of everything else stay as they are, byte for byte."],
+ "options": {
+  "path": {"type": "path", "default": "/etc/fstab", "description": "The file."}}}
 """
 
 MARK = "# swap is off on a Kubernetes node: "
@@ -66,7 +55,7 @@ def without_swap(text: str) -> tuple[str, list[str], list[str]]:
     return "".join(kept), disabled, duplicates
 
 
-def write(module: AnsibleModule, path: Path, text: str) -> None:
+def write(module: Any, path: Path, text: str) -> None:
     """Replaces the file in one step, with its owner and mode kept."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=module.tmpdir, delete=False) as new:
         new.write(text)
@@ -75,10 +64,7 @@ def write(module: AnsibleModule, path: Path, text: str) -> None:
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={"path": {"type": "path", "default": "/etc/fstab"}},
-        supports_check_mode=True,
-    )
+    module = documented(DOCUMENTATION)
     path = Path(module.params["path"])
     if not path.exists():
         module.exit_json(changed=False, disabled=[], duplicates=[])

@@ -7,48 +7,23 @@ import re
 from collections import Counter
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-
+from ..module_utils.documented import documented
 from ..module_utils.nvidia_smi import NvidiaSmi
 
 DOCUMENTATION = r"""
-module: gpu_devices
-short_description: Reads the GPUs and MIG instances of a machine and says what its node has to advertise
-description:
-  - Asks C(nvidia-smi), changes nothing, and puts the answer into C(ansible_facts.gpu).
-  - Ends with the reason where the GPUs, MIG and the sharing mode are incompatible, before a plugin starts
-    that would only say it in its log.
-options:
-  node: {description: Name of the machine in the cluster., type: str, required: true}
-  wanted: {description: Whether GPUs are to be advertised at all; without it nothing is asked., type: bool, default: true}
-  assumed: {description: GPUs counted where there is no C(nvidia-smi); 0 makes that an error., type: int, default: 0}
-  sharing: {description: How GPUs are shared., type: str, choices: [exclusive, time-slicing, mps], default: exclusive}
-  replicas: {description: Slices per device; counts unless O(sharing=exclusive)., type: int, default: 1}
-  profiles: {description: MIG instances that every GPU is going to be divided into; empty leaves them as they are., type: list,
-             elements: str, default: []}
-  mig_strategy: {description: How MIG instances are named., type: str, choices: [none, single, mixed], default: none}
-  resource: {description: Name of a whole GPU., type: str, default: nvidia.com/gpu}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Look at the GPUs
-  gpu_devices:
-    node: controlplane
-    sharing: time-slicing
-    replicas: 10
-"""
-
-RETURN = r"""
-ansible_facts:
-  description:
-    - C(gpu.devices), each with index, uuid, name, compute_mode, memory_mib (null where the driver does not say it),
-      compute_capability, mig (on, off, or null where there is none) and instances (profiles). A broken GPU is warned of and left out.
-    - C(gpu.resources), devices by resource name; C(gpu.advertised), the same times the slices.
-    - C(gpu.config), the name of this way of sharing; C(gpu.sharing), C(gpu.replicas) and C(gpu.mig_strategy), what it is made of.
-    - C(gpu.features), the labels that GPU feature discovery would give the node; none for GPUs that are assumed.
-  type: dict
-  returned: always
+{"module": "gpu_devices", "author": ["the project"], "short_description": "Reads the GPUs and MIG instances of a machine and says what its node has to advertise",
+ "description": [
+  "Asks C(nvidia-smi), changes nothing, and puts the answer into C(ansible_facts.gpu).",
+  "Ends with the reason where the GPUs, MIG and the sharing mode are incompatible, before a plugin starts that would only say it in its log."],
+ "options": {
+  "node": {"type": "str", "required": true, "description": "Name of the machine in the cluster."},
+  "wanted": {"type": "bool", "default": true, "description": "Whether GPUs are to be advertised at all; without it nothing is asked."},
+  "assumed": {"type": "int", "default": 0, "description": "GPUs counted where there is no C(nvidia-smi); 0 makes that an error."},
+  "sharing": {"type": "str", "choices": ["exclusive", "time-slicing", "mps"], "default": "exclusive", "description": "How GPUs are shared."},
+  "replicas": {"type": "int", "default": 1, "description": "Slices per device; counts unless O(sharing=exclusive)."},
+  "profiles": {"type": "list", "elements": "str", "default": [], "description": "MIG instances that every GPU is going to be divided into; empty leaves them as they are."},
+  "mig_strategy": {"type": "str", "choices": ["none", "single", "mixed"], "default": "none", "description": "How MIG instances are named."},
+  "resource": {"type": "str", "default": "nvidia.com/gpu", "description": "Name of a whole GPU."}}}
 """
 
 # As the control daemon itself checks (compute capability 7.5 and newer); fewer on older devices.
@@ -142,7 +117,7 @@ def features(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_str
     return {f"nvidia.com/{name}": value for name, value in sorted(labels.items())}
 
 
-def read(module: AnsibleModule, assumed: int) -> list[dict[str, Any]]:
+def read(module: Any, assumed: int) -> list[dict[str, Any]]:
     """Every device with its instances; stand-ins where nothing can be asked and some are assumed."""
     smi = NvidiaSmi(module)
     if smi.there():
@@ -168,20 +143,7 @@ def divided(devices: list[dict[str, Any]], profiles: list[str]) -> list[dict[str
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "node": {"type": "str", "required": True},
-            "wanted": {"type": "bool", "default": True},
-            "assumed": {"type": "int", "default": 0},
-            "sharing": {"type": "str", "choices": ["exclusive", "time-slicing", "mps"], "default": "exclusive"},
-            "replicas": {"type": "int", "default": 1},
-            "profiles": {"type": "list", "elements": "str", "default": []},
-            "mig_strategy": {"type": "str", "choices": ["none", "single", "mixed"], "default": "none"},
-            "resource": {"type": "str", "default": "nvidia.com/gpu"},
-        },
-        supports_check_mode=True,
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    module = documented(DOCUMENTATION)
     asked = module.params
     devices = divided(read(module, asked["assumed"]), asked["profiles"]) if asked["wanted"] else []
     if asked["wanted"] and not devices:

@@ -5,35 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-
+from ..module_utils.documented import documented
 from ..module_utils.nvidia_smi import NvidiaSmi
 
 DOCUMENTATION = r"""
-module: gpu_instances
-short_description: Divides every GPU of a machine into MIG instances
-description:
-  - Turns MIG on where it is off, and makes the instances that are wanted; a GPU that has exactly these is left alone.
-  - Other instances of a GPU are removed first. A GPU on which processes run is not touched; nor is any other then.
-  - Instances end with a reboot, and on Hopper and newer MIG with them; this module makes them for now.
-options:
-  profiles:
-    description: Profiles that each GPU is divided into, as C(nvidia-smi mig -lgip) names them, e.g. V(1g.18gb), each as often
-      as it is wanted.
-    type: list
-    elements: str
-    required: true
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Three instances on every GPU
-  gpu_instances:
-    profiles: [3g.71gb, 2g.35gb, 1g.18gb]
-"""
-
-RETURN = r"""
-divided: {description: Indices of the GPUs that were divided now., type: list, elements: int, returned: always}
+{"module": "gpu_instances", "author": ["the project"], "short_description": "Divides every GPU of a machine into MIG instances",
+ "description": [
+  "Turns MIG on where it is off, and makes the instances that are wanted; a GPU that has exactly these is left alone.",
+  "Other instances of a GPU are removed first. A GPU on which processes run is not touched; nor is any other then.",
+  "Instances end with a reboot, and on Hopper and newer MIG with them; this module makes them for now."],
+ "options": {
+  "profiles": {"type": "list", "elements": "str", "required": true, "description": "Profiles that each GPU is divided into, as C(nvidia-smi mig -lgip) names them, e.g. V(1g.18gb), each as often as it is wanted."}}}
 """
 
 
@@ -117,10 +99,7 @@ def _layout(devices: list[dict[str, Any]], profiles: list[str] | None = None) ->
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={"profiles": {"type": "list", "elements": "str", "required": True}}, supports_check_mode=True
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    module = documented(DOCUMENTATION)
     profiles = module.params["profiles"]
     divider = Divider(module, profiles)
     devices = divider.others()

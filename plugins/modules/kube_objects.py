@@ -6,34 +6,22 @@ from __future__ import annotations
 import re
 import tempfile
 import time
+from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ..module_utils.documented import documented
+from ..module_utils.kubectl import ADMIN, KUBECTL
 
 DOCUMENTATION = r"""
-module: kube_objects
-short_description: Applies a manifest server-side, only where the cluster differs from it
-description:
-  - Asks the API server what would change (C(kubectl diff)) and applies only then.
-  - An object whose namespace or kind does not exist yet cannot be compared; applying it reports the error.
-  - An API server that is away, as one that restarts is for some seconds, is asked again for a minute.
-  - In check mode nothing is applied, and a machine that has no cluster yet counts as different.
-options:
-  manifest: {description: The manifest as text., type: str}
-  src: {description: The manifest as files on the machine., type: list, elements: path}
-  kubeconfig: {description: Whose credentials., type: path, default: /etc/kubernetes/admin.conf}
-  kubectl: {description: The binary., type: path, default: /usr/bin/kubectl}
-  timeout_s: {description: Seconds for one request., type: int, default: 60}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Apply the runtime class
-  kube_objects:
-    manifest: "{{ lookup('ansible.builtin.template', 'runtime-class.yaml.j2') }}"
-"""
-
-RETURN = r"""
-diff: {description: What differed., type: dict, returned: when it could be compared}
+{"module": "kube_objects", "author": ["the project"], "short_description": "Applies a manifest server-side, only where the cluster differs from it",
+ "description": [
+  "Asks the API server what would change (C(kubectl diff)) and applies only then.",
+  "An object whose namespace or kind does not exist yet cannot be compared; applying it reports the error.",
+  "An API server that is away, as one that restarts is for some seconds, is asked again for a minute.",
+  "In check mode nothing is applied, and a machine that has no cluster yet counts as different."],
+ "options": {
+  "manifest": {"type": "str", "description": "The manifest as text."},
+  "src": {"type": "list", "elements": "path", "description": "The manifest as files on the machine."},
+  "timeout_s": {"type": "int", "default": 60, "description": "Seconds for one request."}}}
 """
 
 MANAGER = "node-provisioning"
@@ -51,70 +39,43 @@ AWAY_S, RETRY_S = 60.0, 3.0
 class Objects:
     """One manifest and the cluster it goes to."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
 
     def kubectl(self, verb: str) -> tuple[int, str, str]:
         """Runs one kubectl verb with the manifest, again for a minute where nobody answers: exit status, stdout, stderr."""
+        options = self.module.params
+        command = [KUBECTL, verb, "--server-side", "--force-conflicts", "--field-manager", MANAGER]
+        command += ["--kubeconfig", ADMIN, "--request-timeout", f"{options['timeout_s']}s"]
         began_s = time.monotonic()
-        while True:
-            code, out, err = self._once(verb)
-            if code == SAME or not AWAY.search(err) or time.monotonic() - began_s > AWAY_S:
-                return code, out, err
-            time.sleep(RETRY_S)
-
-    def _once(self, verb: str) -> tuple[int, str, str]:
-        if self.module.params["src"]:
-            return self._run(verb, *self.module.params["src"])
         # A file and not standard input: kubectl ends at the first object that it cannot find a place for, and the rest
         # of a long manifest would break the pipe instead of letting it say so.
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=self.module.tmpdir, encoding="utf-8") as file:
-            file.write(self.module.params["manifest"])
+            file.write(options["manifest"] or "")
             file.flush()
-            return self._run(verb, file.name)
-
-    def _run(self, verb: str, *sources: str) -> tuple[int, str, str]:
-        options = self.module.params
-        command = [options["kubectl"], verb, "--server-side", "--force-conflicts", "--field-manager", MANAGER]
-        command += ["--kubeconfig", options["kubeconfig"], "--request-timeout", f"{options['timeout_s']}s"]
-        command += [word for source in sources for word in ("-f", source)]
-        code, out, err = self.module.run_command(command)
-        return int(code), str(out), str(err)
+            sources = [word for source in options["src"] or [file.name] for word in ("-f", source)]
+            while True:
+                code, out, err = self.module.run_command([*command, *sources])
+                if code == SAME or not AWAY.search(err) or time.monotonic() - began_s > AWAY_S:
+                    return code, out, err
+                time.sleep(RETRY_S)
 
     def apply(self) -> None:
         """Applies; ends the module with the API server's own words when it is refused."""
         code, out, err = self.kubectl("apply")
         if code != 0:
             place = re.search(r'namespaces "([^"]+)" not found', err)
-            next_step = (
-                f"Another part of site.yml makes the namespace {place[1]}: run that first"
-                if place
-                else "Fix what it names"
-            )
+            first = f"Another part of site.yml makes the namespace {place[1]}: run that first" if place else ""
             self.module.fail_json(
                 msg=f"the API server rejected the manifest: {(err or out).strip()}\n"
-                f"{next_step}, then run again; objects applied before it are kept.",
-                stdout=out,
-                stderr=err,
+                f"{first or 'Fix what it names'}, then run again; objects applied before it are kept."
             )
 
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "manifest": {"type": "str"},
-            "src": {"type": "list", "elements": "path"},
-            "kubeconfig": {"type": "path", "default": "/etc/kubernetes/admin.conf"},
-            "kubectl": {"type": "path", "default": "/usr/bin/kubectl"},
-            "timeout_s": {"type": "int", "default": 60},
-        },
-        mutually_exclusive=[("manifest", "src")],
-        required_one_of=[("manifest", "src")],
-        supports_check_mode=True,
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
-    if module.check_mode and module.get_bin_path(module.params["kubectl"]) is None:
+    module = documented(DOCUMENTATION, mutually_exclusive=[("manifest", "src")], required_one_of=[("manifest", "src")])
+    if module.check_mode and module.get_bin_path(KUBECTL) is None:
         module.exit_json(changed=True, msg="no kubectl on this machine yet: everything would be applied")
     objects = Objects(module)
     code, out, _ = objects.kubectl("diff")

@@ -7,51 +7,27 @@ import json
 import time
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ..module_utils.documented import documented
+from ..module_utils.kubectl import kubectl
 
 DOCUMENTATION = r"""
-module: kube_wait
-short_description: Waits for workloads and for what nodes advertise, and explains what does not come
-description:
-  - C(kubectl rollout status) and C(kubectl wait) end with a time-out and nothing else. This looks at the pods behind
-    the workload instead and ends with what each of them says, and with the end of their logs.
-  - A Job that has failed is not waited for any longer.
-  - It changes nothing. In check mode it waits for nothing.
-options:
-  namespace: {description: Where the workloads are., type: str, required: true}
-  workloads: {description: Workloads as kind/name (DaemonSet Deployment StatefulSet Job)., type: list, elements: str,
-              default: []}
-  allocatable:
-    description: By node, how many of each extended resource it must have allocatable; exactly that and no other
-                 resource of the same domains.
-    type: dict
-    default: {}
-  devices:
-    description: By node, how many devices O(driver) must list in ResourceSlices.
-    type: dict
-    default: {}
-  driver: {description: DRA driver whose devices are counted., type: str, default: gpu.nvidia.com}
-  selector: {description: Labels of the pods that explain a failure., type: str, default: ""}
-  timeout_s: {description: Seconds until all of it has to be so., type: int, default: 300}
-  interval_s: {description: Seconds between two looks., type: float, default: 2.0}
-  log_lines: {description: Lines of a pod's log in the explanation., type: int, default: 15}
-  kubeconfig: {description: Whose credentials., type: path, default: /etc/kubernetes/admin.conf}
-  kubectl: {description: The binary., type: path, default: /usr/bin/kubectl}
-author: [the project]
+{"module": "kube_wait", "author": ["the project"], "short_description": "Waits for workloads and for what nodes advertise, and explains what does not come",
+ "description": [
+  "C(kubectl rollout status) and C(kubectl wait) end with a time-out and nothing else. This looks at the pods behind the workload instead and ends with what each of them says, and with the end of their logs.",
+  "A Job that has failed is not waited for any longer.",
+  "It changes nothing. In check mode it waits for nothing. Returns waited_s."],
+ "options": {
+  "namespace": {"type": "str", "required": true, "description": "Where the workloads are."},
+  "workloads": {"type": "list", "elements": "str", "default": [], "description": "Workloads as kind/name (DaemonSet Deployment StatefulSet Job)."},
+  "allocatable": {"type": "dict", "default": {}, "description": "By node, how many of each extended resource it must have allocatable; exactly that and no other resource of the same domains."},
+  "devices": {"type": "dict", "default": {}, "description": "By node, how many devices NVIDIA's DRA driver must list in ResourceSlices."},
+  "selector": {"type": "str", "default": "", "description": "Labels of the pods that explain a failure."},
+  "timeout_s": {"type": "int", "default": 300, "description": "Seconds until all of it has to be so."}}}
 """
 
-EXAMPLES = r"""
-- name: Wait until the GPUs are advertised
-  kube_wait:
-    namespace: gpu-system
-    workloads: [DaemonSet/device-plugin]
-    allocatable: {controlplane: {nvidia.com/gpu: 10}}
-    selector: app.kubernetes.io/name=device-plugin
-"""
-
-RETURN = r"""
-waited_s: {description: How long it took., type: float, returned: always}
-"""
+DRIVER = "gpu.nvidia.com"
+INTERVAL_S = 2.0
+LOG_LINES = 15
 
 
 def rollout(item: dict[str, Any]) -> str:
@@ -101,17 +77,14 @@ def shortfall(item: dict[str, Any], wanted: dict[str, int]) -> str:
     return f"it advertises {shown(found) or 'none of them'} and should advertise {shown(wanted)}"
 
 
-def listed(slices: list[dict[str, Any]], driver: str, node: str) -> int:
-    """How many devices a driver lists for a node, in the newest generation of each of its pools."""
+def listed(slices: list[dict[str, Any]], node: str) -> int:
+    """How many devices the DRA driver lists for a node, in the newest generation of each of its pools."""
     specs = [one["spec"] for one in slices]
-    specs = [one for one in specs if one["driver"] == driver and one.get("nodeName") == node]
-    newest: dict[str, int] = {}
-    for one in specs:
-        pool = one["pool"]
-        newest[pool["name"]] = max(newest.get(pool["name"], 0), pool["generation"])
-    return sum(
-        len(one.get("devices") or ()) for one in specs if one["pool"]["generation"] == newest[one["pool"]["name"]]
-    )
+    specs = [one for one in specs if one["driver"] == DRIVER and one.get("nodeName") == node]
+    pools = sorted((one["pool"]["name"], one["pool"]["generation"]) for one in specs)
+    newest = dict(pools)
+    current = [one for one in specs if one["pool"]["generation"] == newest[one["pool"]["name"]]]
+    return sum(len(one.get("devices") or ()) for one in current)
 
 
 def shown(counts: dict[str, int]) -> str:
@@ -138,66 +111,51 @@ def pod_state(item: dict[str, Any]) -> str:
 class Waiter:
     """What is waited for, asked of one cluster."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self.asked: dict[str, Any] = module.params
 
-    def kubectl(self, *words: str) -> tuple[int, str, str]:
-        """Runs kubectl: exit status, stdout, stderr."""
-        command = [self.asked["kubectl"], "--kubeconfig", self.asked["kubeconfig"], "--request-timeout", "15s", *words]
-        code, out, err = self.module.run_command(command)
-        return int(code), str(out), str(err)
-
     def get(self, *words: str) -> tuple[dict[str, Any], str]:
         """An object, or why there is none."""
-        code, out, err = self.kubectl("get", *words, "-o", "json")
-        if code != 0:
-            return {}, (err or out).strip().splitlines()[-1] if (err or out).strip() else f"kubectl ended with {code}"
-        return dict(json.loads(out)), ""
+        code, out, err = kubectl(self.module, "--request-timeout", "15s", "get", *words, "-o", "json")
+        said = (err or out).strip().splitlines() or [f"kubectl ended with {code}"]
+        return (dict(json.loads(out)), "") if code == 0 else ({}, said[-1])
 
     def obstacles(self) -> tuple[list[str], bool]:
         """What is not yet so, and whether waiting is in vain."""
-        found, final = [], False
+        found: dict[str, str] = {}
         for name in self.asked["workloads"]:
             item, missing = self.get(name, "--namespace", self.asked["namespace"])
-            reason = missing or unfinished(item)
-            found += [f"{name}: {reason}"] if reason else []
-            final = final or reason.startswith("it failed")
+            found[name] = missing or unfinished(item)
+        final = any(reason.startswith("it failed") for reason in found.values())
         for name, wanted in self.asked["allocatable"].items():
             item, missing = self.get(f"node/{name}")
-            reason = missing or shortfall(item, wanted)
-            found += [f"node {name}: {reason}"] if reason else []
+            found[f"node {name}"] = missing or shortfall(item, wanted)
         if self.asked["devices"]:
-            given, missing = self.get("resourceslices")
-            found += [f"ResourceSlices: {missing}"] if missing else self.unlisted(given["items"])
-        return found, final
-
-    def unlisted(self, slices: list[dict[str, Any]]) -> list[str]:
-        """The nodes for which the driver lists another number of devices."""
-        driver = self.asked["driver"]
-        counts = {node: listed(slices, driver, node) for node in self.asked["devices"]}
-        return [
-            f"node {node}: {driver} lists {counts[node]} devices and should list {wanted}"
-            for node, wanted in self.asked["devices"].items()
-            if counts[node] != int(wanted)
-        ]
+            given, found["ResourceSlices"] = self.get("resourceslices")
+            counts = {node: listed(given.get("items", []), node) for node in self.asked["devices"]} if given else {}
+            for node, count in counts.items():
+                wanted = self.asked["devices"][node]
+                if count != int(wanted):
+                    found[f"node {node}"] = f"{DRIVER} lists {count} devices and should list {wanted}"
+        return [f"{name}: {reason}" for name, reason in found.items() if reason], final
 
     def explanation(self) -> list[str]:
         """What the pods behind it say: state and end of the log of each that is not ready, else of one."""
-        if not self.asked["selector"]:
+        place, selector = ("--namespace", self.asked["namespace"]), self.asked["selector"]
+        if not selector:
             return []
-        given, missing = self.get("pods", "--namespace", self.asked["namespace"], "--selector", self.asked["selector"])
+        given, missing = self.get("pods", *place, "--selector", selector)
         pods = given.get("items", [])
         if not pods:
-            return [
-                missing or f"there is no pod {self.asked['selector']} in {self.asked['namespace']}: no node fits it"
-            ]
-        pods = [pod for pod in pods if "Ready" not in conditions(pod)] or pods
+            return [missing or f"there is no pod {selector} in {place[1]}: no node fits it"]
         said = []
-        for pod in pods[:3]:
-            tail = ("--all-containers", "--prefix", "--tail", str(self.asked["log_lines"]))
-            _, out, err = self.kubectl("logs", pod["metadata"]["name"], "--namespace", self.asked["namespace"], *tail)
-            said += [pod_state(pod), *(out or err).strip().splitlines()[-self.asked["log_lines"] :]]
+        for pod in ([pod for pod in pods if "Ready" not in conditions(pod)] or pods)[:3]:
+            tail = ("--all-containers", "--prefix", "--tail", str(LOG_LINES))
+            _, out, err = kubectl(
+                self.module, "--request-timeout", "15s", "logs", pod["metadata"]["name"], *place, *tail
+            )
+            said += [pod_state(pod), *(out or err).strip().splitlines()[-LOG_LINES:]]
         return said
 
     def wait(self) -> float:
@@ -212,28 +170,12 @@ class Waiter:
                 self.module.fail_json(
                     msg="\n".join([f"after {waited_s:.0f} s: {'; '.join(found)}", *self.explanation()])
                 )
-            time.sleep(self.asked["interval_s"])
+            time.sleep(INTERVAL_S)
 
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "namespace": {"type": "str", "required": True},
-            "workloads": {"type": "list", "elements": "str", "default": []},
-            "allocatable": {"type": "dict", "default": {}},
-            "devices": {"type": "dict", "default": {}},
-            "driver": {"type": "str", "default": "gpu.nvidia.com"},
-            "selector": {"type": "str", "default": ""},
-            "timeout_s": {"type": "int", "default": 300},
-            "interval_s": {"type": "float", "default": 2.0},
-            "log_lines": {"type": "int", "default": 15},
-            "kubeconfig": {"type": "path", "default": "/etc/kubernetes/admin.conf"},
-            "kubectl": {"type": "path", "default": "/usr/bin/kubectl"},
-        },
-        supports_check_mode=True,
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    module = documented(DOCUMENTATION)
     waited_s = 0.0 if module.check_mode else Waiter(module).wait()
     module.exit_json(changed=False, waited_s=round(waited_s, 1))
 

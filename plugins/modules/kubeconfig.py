@@ -12,45 +12,26 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-
+from ..module_utils.documented import documented
+from ..module_utils.kubectl import KUBECTL
 from ..module_utils.node_files import Files
 
 DOCUMENTATION = r"""
-module: kubeconfig
-short_description: Gives a user the administrator's kubeconfig or that of a service account, and removes the administrator's again
-description:
-  - Without O(account) it is a copy of O(source). A file is this cluster's when every cluster in it has the certificate authority of O(source);
-    such a one is replaced. Any other is kept beside it under a name of its own, with its owner and mode; a kept file is never written again.
-  - V(absent) removes this cluster's file only, and puts the last kept one back in its place.
-  - With O(account) it has the address and certificate authority of O(source), and a token that is valid for O(ttl_s) and renewed once half of that
-    is over, so that a run now and then keeps it alive.
-  - The file is its owner's alone; its content never appears in a diff or a log.
-options:
-  path: {description: The kubeconfig; ~user is that user's home., type: path, required: true}
-  owner: {description: Who owns it., type: str, required: true}
-  state: {description: Whether it is there; only the administrator's is taken away., type: str, choices: [present, absent], default: present}
-  source: {description: The administrator's kubeconfig., type: path, default: /etc/kubernetes/admin.conf}
-  account: {description: Name of a service account., type: str, default: ""}
-  namespace: {description: Its namespace, and that of the context., type: str, default: ""}
-  ttl_s: {description: Seconds that its token is valid., type: int, default: 2592000}
-  kubectl: {description: The binary., type: path, default: /usr/bin/kubectl}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Let the harness in
-  kubeconfig:
-    path: ~ada/.kube/harness.conf
-    owner: ada
-    account: harness
-    namespace: inference
-"""
-
-RETURN = r"""
-kept: {description: Where the file that stood there was kept now, or the kept one that was put back; empty without., type: str,
-       returned: without O(account)}
-expires_in_s: {description: Seconds that the token is valid from now., type: int, returned: with O(account)}
+{"module": "kubeconfig", "author": ["the project"], "short_description": "Gives a user the administrator's kubeconfig or that of a service account, and removes the administrator's again",
+ "description": [
+  "Without O(account) it is a copy of O(source). A file is this cluster's when every cluster in it has the certificate authority of O(source); such a one is replaced. Any other is kept beside it under a name of its own, with its owner and mode; a kept file is never written again.",
+  "V(absent) removes this cluster's file only, and puts the last kept one back in its place.",
+  "With O(account) it has the address and certificate authority of O(source), and a token that is valid for O(ttl_s) and renewed once half of that is over, so that a run now and then keeps it alive.",
+  "The file is its owner's alone; its content never appears in a diff or a log.",
+  "Returns kept: where the file that stood there was kept now, or the kept one that was put back; with O(account) expires_in_s, of the token."],
+ "options": {
+  "path": {"type": "path", "required": true, "description": "The kubeconfig; ~user is that user's home."},
+  "owner": {"type": "str", "required": true, "description": "Who owns it."},
+  "state": {"type": "str", "choices": ["present", "absent"], "default": "present", "description": "Whether it is there; only the administrator's is taken away."},
+  "source": {"type": "path", "default": "/etc/kubernetes/admin.conf", "description": "The administrator's kubeconfig."},
+  "account": {"type": "str", "default": "", "description": "Name of a service account."},
+  "namespace": {"type": "str", "default": "", "description": "Its namespace"},
+  "ttl_s": {"type": "int", "default": 2592000, "description": "Seconds that its token is valid."}}}
 """
 
 KEPT = ".before-gpu-sharing-harness"
@@ -84,7 +65,7 @@ def remaining_s(token: str, now_s: float) -> int:
 class Kubeconfig:
     """The user's file, and those that were kept beside it."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self.asked: dict[str, Any] = module.params
         self.path = Path(module.params["path"])
@@ -136,7 +117,7 @@ class Kubeconfig:
 
     def kubectl(self, *words: str) -> str:
         """Standard output of kubectl as the administrator; ends the module with its words when it fails."""
-        code, out, err = self.module.run_command([self.asked["kubectl"], "--kubeconfig", self.asked["source"], *words])
+        code, out, err = self.module.run_command([KUBECTL, "--kubeconfig", self.asked["source"], *words])
         if code != 0:
             self.module.fail_json(msg=f"kubectl {' '.join(words)} ended with {code}: {(err or out).strip()}")
         return str(out)
@@ -185,20 +166,7 @@ class Kubeconfig:
 
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "path": {"type": "path", "required": True},
-            "owner": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "source": {"type": "path", "default": "/etc/kubernetes/admin.conf"},
-            "account": {"type": "str", "default": ""},
-            "namespace": {"type": "str", "default": ""},
-            "ttl_s": {"type": "int", "default": 2592000},
-            "kubectl": {"type": "path", "default": "/usr/bin/kubectl"},
-        },
-        supports_check_mode=True,
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    module = documented(DOCUMENTATION)
     one = Kubeconfig(module)
     if module.params["account"] and module.check_mode and not one.source:
         module.exit_json(changed=True, expires_in_s=0, msg="no cluster on this machine yet: it would be written")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import ctypes
-import ipaddress
 import json
 import os
 import re
@@ -15,43 +14,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ..module_utils.documented import documented
+from ..module_utils.kubectl import KUBECTL, kubectl
 
 DOCUMENTATION = r"""
-module: monitoring_access
-short_description: Gives a service of the monitoring a certificate and a login, and renews the certificate before it ends
-description:
-  - An authority of its own signs; its key, the services' keys and passwords lie in one folder that only root reads.
-  - The Secret C(SERVICE-web) is for the server (certificate, key, and C(web.yml) where Prometheus asks for the login itself); the
-    Secret C(secret) is for those who ask (C(url), C(username), C(password), C(ca.crt)).
-  - A password that is in the Secret already stays, then one in the folder; else a new one is made. No argument, log or result has it.
-  - The Service has to be there, because the certificate names its address.
-options:
-  service: {description: Name of the Service., type: str, required: true}
-  namespace: {description: Its namespace., type: str, default: monitoring}
-  secret: {description: Name of the Secret for those who ask., type: str, required: true}
-  user: {description: Name to log in with., type: str, required: true}
-  web_config: {description: Write the login as Prometheus' web configuration., type: bool, default: false}
-  node_addresses: {description: Have the certificate name the nodes' addresses as well., type: bool, default: false}
-  days_min: {description: Days before its end at which a certificate is made anew., type: int, default: 60}
-  folder: {description: Where keys and passwords are kept., type: path, default: /etc/kubernetes/monitoring}
-  kubeconfig: {description: Whose credentials., type: path, default: /etc/kubernetes/admin.conf}
-  kubectl: {description: The binary., type: path, default: /usr/bin/kubectl}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Give Prometheus its certificate and its login
-  monitoring_access:
-    service: prometheus
-    secret: prometheus-access
-    user: harness
-    web_config: true
-"""
-
-RETURN = r"""
-url: {description: Where the service is asked., type: str, returned: always}
-generation: {description: How often its certificate was made; a pod that reads it at its start alone goes by this., type: int, returned: always}
+{"module": "monitoring_access", "author": ["the project"], "short_description": "Gives a service of the monitoring a certificate and a login, and renews the certificate before it ends",
+ "description": [
+  "An authority of its own signs; its key, the services' keys and passwords lie in one folder that only root reads.",
+  "The Secret C(SERVICE-web) is for the server (certificate, key, and C(web.yml) where Prometheus asks for the login itself); the Secret C(secret) is for those who ask (C(url), C(username), C(password), C(ca.crt)).",
+  "A password that is in the Secret already stays, then one in the folder; else a new one is made. No argument, log or result has it.",
+  "The Service has to be there, because the certificate names its address.",
+  "Returns url, and generation: how often the certificate was made, by which a pod goes that reads it at its start alone."],
+ "options": {
+  "service": {"type": "str", "required": true, "description": "Name of the Service."},
+  "namespace": {"type": "str", "default": "monitoring", "description": "Its namespace."},
+  "secret": {"type": "str", "required": true, "no_log": false, "description": "Name of the Secret for those who ask."},
+  "user": {"type": "str", "required": true, "description": "Name to log in with."},
+  "web_config": {"type": "bool", "default": false, "description": "Write the login as Prometheus' web configuration."},
+  "node_addresses": {"type": "bool", "default": false, "description": "Have the certificate name the nodes' addresses as well."},
+  "days_min": {"type": "int", "default": 60, "description": "Days before its end at which a certificate is made anew."},
+  "folder": {"type": "path", "default": "/etc/kubernetes/monitoring", "description": "Where keys and passwords are kept."}}}
 """
 
 CA_DAYS, LEAF_DAYS = 3650, 365
@@ -59,11 +41,14 @@ DAY_S = 86_400
 PASSWORD_BYTES = 24
 BCRYPT_COST = 10
 MANAGER = "node-provisioning"
-CA_EXTENSIONS = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\nsubjectKeyIdentifier=hash\n"
-LEAF_EXTENSIONS = (
-    "basicConstraints=critical,CA:FALSE\nkeyUsage=critical,digitalSignature\nextendedKeyUsage=serverAuth\n"
-    "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\nsubjectAltName={names}\n"
-)
+# By whose certificate it is.
+EXTENSIONS = {
+    "ca": ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign", "subjectKeyIdentifier=hash"),
+    "service": (
+        *("basicConstraints=critical,CA:FALSE", "keyUsage=critical,digitalSignature", "extendedKeyUsage=serverAuth"),
+        *("subjectKeyIdentifier=hash", "authorityKeyIdentifier=keyid"),
+    ),
+}
 
 
 def bcrypt(password: str, salt: str = "") -> str:
@@ -87,7 +72,7 @@ def web_config(user: str, hashed: str) -> str:
 class Access:
     """One service's certificate and login."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self.options = module.params
         self.folder = Path(self.options["folder"])
@@ -95,13 +80,12 @@ class Access:
 
     def kubectl(self, *words: str, data: str | None = None) -> str:
         """What kubectl says; ends the module where it is refused."""
-        options = self.options
-        command = [options["kubectl"], "--kubeconfig", options["kubeconfig"], "--request-timeout", "60s", *words]
-        code, out, err = self.module.run_command(command, data=data)
+        code, out, err = kubectl(self.module, "--request-timeout", "60s", *words, data=data)
         if code != 0:
-            said = str(err or out).strip()
-            self.module.fail_json(msg=f"the API server did not answer `kubectl {' '.join(words[:3])}`: {said}")
-        return str(out)
+            self.module.fail_json(
+                msg=f"the API server did not answer `kubectl {' '.join(words[:3])}`: {(err or out).strip()}"
+            )
+        return out
 
     def find(self, kind: str, name: str) -> dict[str, Any]:
         """An object of the namespace; empty where there is none."""
@@ -114,12 +98,6 @@ class Access:
         """Exit status of openssl, and what it said."""
         code, out, err = self.module.run_command(["openssl", *words])
         return int(code), str(out if code == 0 else err or out).strip()
-
-    def make(self, *words: str) -> None:
-        """The same where it has to succeed."""
-        code, said = self.openssl(*words)
-        if code != 0:
-            self.module.fail_json(msg=f"openssl {words[0]} made no certificate: {said}")
 
     def path(self, name: str) -> Path:
         """A file of the folder."""
@@ -161,46 +139,37 @@ class Access:
         ours = self.openssl("pkey", "-pubout", "-in", str(key))
         return lasts[0] == signed[0] == theirs[0] == 0 and theirs == ours
 
-    def names(self, name: str) -> set[str]:
-        """What a certificate is for, as openssl words it."""
-        code, said = self.openssl("x509", "-noout", "-ext", "subjectAltName", "-in", str(self.path(f"{name}.crt")))
-        return {part.strip() for part in said.partition("\n")[2].split(",")} if code == 0 else set()
-
-    def sign(self, name: str, subject: str, extensions: str, *, days: int, by: str = "") -> None:
+    def sign(self, name: str, subject: str, *extensions: str, days: int, by: str = "") -> None:
         """A new key and its certificate; by: the authority's name, empty for one that signs itself."""
         self.changed = True
         if self.module.check_mode:
             return
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
-            key, request, certificate, more = (str(Path(scratch, one)) for one in ("key", "request", "crt", "ext"))
-            Path(more).write_text(extensions, encoding="utf-8")
-            self.make("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", key)
-            self.make("req", "-new", "-key", key, "-subj", f"/CN={subject}", "-out", request)
-            signer = ["-signkey", key]
-            if by:
-                signer = ["-CA", str(self.path(f"{by}.crt")), "-CAkey", str(self.path(f"{by}.key"))]
-            serial = f"0x{secrets.token_hex(16)}"
-            words = ["x509", "-req", "-in", request, *signer, "-set_serial", serial, "-days", str(days), "-sha256"]
-            self.make(*words, "-extfile", more, "-out", certificate)
+            key, certificate = Path(scratch, "key"), Path(scratch, "crt")
+            words = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc", "-sha256"]
+            words += ["-days", str(days), "-set_serial", f"0x{secrets.token_hex(16)}", "-subj", f"/CN={subject}"]
+            # Without the machine's own settings, which may add extensions of their own.
+            words += ["-config", "/dev/null", *(word for extension in extensions for word in ("-addext", extension))]
+            words += ["-CA", str(self.path(f"{by}.crt")), "-CAkey", str(self.path(f"{by}.key"))] if by else []
+            code, said = self.openssl(*words, "-keyout", str(key), "-out", str(certificate))
+            if code != 0:
+                self.module.fail_json(msg=f"openssl made no certificate: {said}")
             # The key first: a certificate without its key is made anew by the next run.
-            Path(key).replace(self.path(f"{name}.key"))
-            Path(certificate).replace(self.path(f"{name}.crt"))
+            key.replace(self.path(f"{name}.key"))
+            certificate.replace(self.path(f"{name}.crt"))
 
     def certificates(self, service: str, address: str) -> None:
         """The authority and the service's own, each made where it is not good."""
-        options = self.options
         if not self.good("ca"):
-            self.sign("ca", "monitoring-ca", CA_EXTENSIONS, days=CA_DAYS)
-        host = f"{service}.{options['namespace']}"
-        dns = [service, host, f"{host}.svc", "localhost"]
-        addresses = ["127.0.0.1", address] if address else ["127.0.0.1"]
-        if options["node_addresses"]:
-            addresses += self.nodes()
-        # An IPv6 address is written in another way than it is given.
-        wanted = {f"DNS:{one}" for one in dns} | {f"IP Address:{printed(one)}" for one in addresses}
-        if not self.good(service) or self.names(service) != wanted:
-            names = ",".join([f"DNS:{one}" for one in dns] + [f"IP:{one}" for one in dict.fromkeys(addresses)])
-            self.sign(service, f"{host}.svc", LEAF_EXTENSIONS.format(names=names), days=LEAF_DAYS, by="ca")
+            self.sign("ca", "monitoring-ca", *EXTENSIONS["ca"], days=CA_DAYS)
+        host = f"{service}.{self.options['namespace']}"
+        addresses = ["127.0.0.1", *filter(None, [address]), *(self.nodes() if self.options["node_addresses"] else [])]
+        names = [f"DNS:{name}" for name in (service, host, f"{host}.svc", "localhost")]
+        names += [f"IP:{name}" for name in dict.fromkeys(addresses)]
+        wanted = f"subjectAltName={','.join(names)}"
+        if not self.good(service) or self.kept(f"{service}.names") != wanted:
+            self.sign(service, f"{host}.svc", *EXTENSIONS["service"], wanted, days=LEAF_DAYS, by="ca")
+            self.keep(f"{service}.names", wanted)
 
     def generation(self, service: str) -> str:
         """How often the certificate was made: once more where the Secret has another, whichever run made it."""
@@ -278,33 +247,10 @@ class Access:
         return {"changed": self.changed, "url": url, "generation": int(generation)}
 
 
-def printed(address: str) -> str:
-    """An address as openssl words it."""
-    parsed = ipaddress.ip_address(address)
-    if parsed.version == 4:
-        return address
-    return ":".join(f"{int(part, 16):X}" for part in parsed.exploded.split(":"))
-
-
 def main() -> None:
     """Runs the module."""
-    module = AnsibleModule(
-        argument_spec={
-            "service": {"type": "str", "required": True},
-            "namespace": {"type": "str", "default": "monitoring"},
-            "secret": {"type": "str", "required": True, "no_log": False},
-            "user": {"type": "str", "required": True},
-            "web_config": {"type": "bool", "default": False},
-            "node_addresses": {"type": "bool", "default": False},
-            "days_min": {"type": "int", "default": 60},
-            "folder": {"type": "path", "default": "/etc/kubernetes/monitoring"},
-            "kubeconfig": {"type": "path", "default": "/etc/kubernetes/admin.conf"},
-            "kubectl": {"type": "path", "default": "/usr/bin/kubectl"},
-        },
-        supports_check_mode=True,
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
-    if module.check_mode and module.get_bin_path(module.params["kubectl"]) is None:
+    module = documented(DOCUMENTATION)
+    if module.check_mode and module.get_bin_path(KUBECTL) is None:
         module.exit_json(changed=True, url="", generation=1, msg="no kubectl on this machine yet: all would be made")
     module.exit_json(**Access(module).run())
 

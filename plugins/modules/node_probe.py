@@ -18,52 +18,30 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-
-from ..module_utils.proxied import OPTION, use_proxy
+from ..module_utils.documented import documented
+from ..module_utils.journal import excerpt
 
 DOCUMENTATION = r"""
-module: node_probe
-short_description: Reads the state of a machine in one call and changes nothing
-description:
-  - One module call instead of a dozen C(stat), C(slurp) and C(command) tasks.
-  - With O(machine=true) the result also becomes C(ansible_facts.node), and the action plugin of this name adds C(clock_apart_s),
-    how far the machine's clock is at least from that of the machine that runs Ansible. It also takes C(networks), a dictionary of
-    networks by name, and answers C(probe.inside), the machine's addresses in each.
-options:
-  machine: {description: Read the machine itself (OS memory cgroup swap GPU clock) into ansible_facts.node.,
-            type: bool, default: false}
-  disks: {description: Paths whose free space is read; the nearest existing parent is measured.,
-          type: list, elements: str, default: []}
-  modules: {description: Kernel modules., type: list, elements: str, default: []}
-  sysctls: {description: Kernel parameters., type: list, elements: str, default: []}
-  paths: {description: Files and folders; ~user is that user's home., type: list, elements: str, default: []}
-  sums: {description: Files whose SHA-256 is read., type: list, elements: str, default: []}
-  packages: {description: Debian packages., type: list, elements: str, default: []}
-  units: {description: systemd units., type: list, elements: str, default: []}
-  users: {description: Users whose home folders are read., type: list, elements: str, default: []}
-  urls: {description: Addresses that should answer 200; all are asked at once., type: list, elements: str, default: []}
-  names: {description: Names whose IPv4 addresses are looked up., type: list, elements: str, default: []}
-  urls_timeout_s: {description: Seconds until a silent address is given up., type: int, default: 15}
-  proxy: {description: "http_proxy, https_proxy and no_proxy of the environment; never shown.", type: dict, default: {}}
-author: [the project]
+{"module": "node_probe", "author": ["the project"], "short_description": "Reads the state of a machine in one call and changes nothing",
+ "description": [
+  "One module call instead of a dozen C(stat), C(slurp) and C(command) tasks.",
+  "With O(machine=true) the result also becomes C(ansible_facts.node), and the action plugin of this name adds C(clock_apart_s), how far the machine's clock is at least from that of the machine that runs Ansible. It also takes C(networks), a dictionary of networks by name, and answers C(probe.inside), the machine's addresses in each."],
+ "options": {
+  "machine": {"type": "bool", "default": false, "description": "Read the machine itself (OS memory cgroup swap GPU clock) into ansible_facts.node."},
+  "disks": {"type": "list", "elements": "str", "default": [], "description": "Paths whose free space is read; the nearest existing parent is measured."},
+  "modules": {"type": "list", "elements": "str", "default": [], "description": "Kernel modules."},
+  "sysctls": {"type": "list", "elements": "str", "default": [], "description": "Kernel parameters."},
+  "paths": {"type": "list", "elements": "str", "default": [], "description": "Files and folders; ~user is that user's home."},
+  "sums": {"type": "list", "elements": "str", "default": [], "description": "Files whose SHA-256 is read."},
+  "packages": {"type": "list", "elements": "str", "default": [], "description": "Debian packages."},
+  "units": {"type": "list", "elements": "str", "default": [], "description": "systemd units."},
+  "journals": {"type": "list", "elements": "str", "default": [], "description": "Units whose journal of this boot is read: its first errors and its end, each line once; lines that differ in numbers alone are given with how often they came."},
+  "users": {"type": "list", "elements": "str", "default": [], "description": "Users whose home folders are read."},
+  "urls": {"type": "list", "elements": "str", "default": [], "description": "Addresses that should answer 200; all are asked at once."},
+  "names": {"type": "list", "elements": "str", "default": [], "description": "Names whose IPv4 addresses are looked up."},
+  "urls_timeout_s": {"type": "int", "default": 15, "description": "Seconds until a silent address is given up."},
+  "proxy": {"type": "dict", "default": {}, "no_log": true, "description": "http_proxy, https_proxy and no_proxy of the environment; never shown."}}}
 """
-
-EXAMPLES = r"""
-- name: Look at the machine
-  node_probe:
-    machine: true
-    disks: [/var/lib]
-"""
-
-RETURN = r"""
-probe:
-  description: What was asked for by kind; a missing thing is present with a null or false value.
-  type: dict
-  returned: always
-"""
-
-LISTS = ("disks", "modules", "sysctls", "paths", "sums", "packages", "units", "users", "urls", "names")
 
 
 def read(path: str | Path) -> str | None:
@@ -304,7 +282,7 @@ def path_state(path: str) -> dict[str, Any]:
     }
 
 
-def packages(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
+def packages(module: Any, names: list[str]) -> dict[str, dict[str, Any]]:
     """What dpkg says of each package: installed (and configured), version, held."""
     state: dict[str, dict[str, Any]] = {name: {"installed": False, "version": None, "held": False} for name in names}
     if not names:
@@ -321,7 +299,7 @@ def packages(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any
 UNIT_FIELDS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "NeedDaemonReload")
 
 
-def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
+def units(module: Any, names: list[str]) -> dict[str, dict[str, Any]]:
     """What systemd says of each unit."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -335,6 +313,16 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
             "enabled": values.get("UnitFileState") in ("enabled", "enabled-runtime", "static", "alias"),
         }
     return found
+
+
+# A unit that repeats itself ten times a second pushes the cause out of any smaller number of last lines.
+JOURNAL_READ, JOURNAL_LINES = "5000", 40
+
+
+def journal(module: Any, unit: str) -> str:
+    """The end of a unit's journal of this boot."""
+    command = ["journalctl", "--unit", unit, "--boot", "--no-pager", "--lines", JOURNAL_READ, "--output", "cat"]
+    return str(module.run_command(command)[1])
 
 
 def clock_ahead_s(headers: Any, now_s: float) -> float | None:
@@ -419,7 +407,7 @@ def machine() -> dict[str, Any]:
     }
 
 
-def probe(module: AnsibleModule) -> dict[str, Any]:
+def probe(module: Any) -> dict[str, Any]:
     """Everything that was asked for, by kind."""
     asked = module.params
     urls, clocks = answers(asked["urls"], asked["urls_timeout_s"])
@@ -431,6 +419,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "sums": {path: module.sha256(path) if Path(path).is_file() else None for path in asked["sums"]},
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
+        "journals": {unit: excerpt(journal(module, unit), JOURNAL_LINES) for unit in asked["journals"]},
         "homes": {user: home_of(user) for user in asked["users"]},
         "urls": urls,
         "names": {name: resolved(name) for name in asked["names"]},
@@ -441,18 +430,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the module."""
-    lists: dict[str, Any] = {name: {"type": "list", "elements": "str", "default": []} for name in LISTS}
-    module = AnsibleModule(
-        argument_spec={
-            "machine": {"type": "bool", "default": False},
-            "urls_timeout_s": {"type": "int", "default": 15},
-            **OPTION,
-            **lists,
-        },
-        supports_check_mode=True,
-    )
-    use_proxy(module)
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    module = documented(DOCUMENTATION)
     result: dict[str, Any] = {"changed": False, "probe": probe(module)}
     if module.params["machine"]:
         result["ansible_facts"] = {"node": {**machine(), "disks": result["probe"]["disks"]}}

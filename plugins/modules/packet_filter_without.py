@@ -9,30 +9,17 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
+from ..module_utils.documented import documented
 
 DOCUMENTATION = r"""
-module: packet_filter_without
-short_description: Removes iptables chains and nftables tables by name, with the rules that lead to the chains
-description:
-  - Both versions of IP; one step for each, so that no packet meets half of it.
-  - A machine without iptables or without a packet filter has nothing to remove.
-options:
-  chains: {description: Beginnings of the names of iptables chains., type: list, elements: str, default: []}
-  comments: {description: Beginnings of the comments of single rules in other chains., type: list, elements: str, default: []}
-  tables: {description: Names of nftables tables., type: list, elements: str, default: []}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Remove what kube-proxy left
-  packet_filter_without:
-    chains: [KUBE-]
-    tables: [kube-proxy]
-"""
-
-RETURN = r"""
-removed: {description: The chains and tables that were removed., type: list, elements: str, returned: always}
+{"module": "packet_filter_without", "author": ["the project"], "short_description": "Removes iptables chains and nftables tables by name, with the rules that lead to the chains",
+ "description": [
+  "Both versions of IP; one step for each, so that no packet meets half of it.",
+  "A machine without iptables or without a packet filter has nothing to remove."],
+ "options": {
+  "chains": {"type": "list", "elements": "str", "default": [], "description": "Beginnings of the names of iptables chains."},
+  "comments": {"type": "list", "elements": "str", "default": [], "description": "Beginnings of the comments of single rules in other chains."},
+  "tables": {"type": "list", "elements": "str", "default": [], "description": "Names of nftables tables."}}}
 """
 
 FAMILIES = (("iptables-save", "iptables-restore"), ("ip6tables-save", "ip6tables-restore"))
@@ -105,8 +92,7 @@ def _do(module: Any, command: list[str], data: str | None = None) -> None:
 
 def main() -> None:
     """Runs the module."""
-    names = {name: {"type": "list", "elements": "str", "default": []} for name in ("chains", "comments", "tables")}
-    module = AnsibleModule(argument_spec=names, supports_check_mode=True)
+    module = documented(DOCUMENTATION)
     removed = [*filter_rules(module), *filter_tables(module)]
     module.exit_json(changed=bool(removed), removed=removed)
 

@@ -42,7 +42,7 @@ class FakeModule:
 
 def ended(monkeypatch: pytest.MonkeyPatch, module: Any, fake: FakeModule) -> Any:
     """What a module's main exits with."""
-    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
+    monkeypatch.setattr(module, "documented", lambda *_, **__: fake)
     with pytest.raises(SystemExit) as end:
         module.main()
     return end.value.code

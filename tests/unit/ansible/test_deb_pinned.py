@@ -5,7 +5,6 @@ import tree
 from fake_module import Failed, FakeModule
 
 module = tree.module("deb_pinned")
-apt_get = tree.shared("apt_get")
 
 MADISON = """\
    kubelet | 1.35.10-1.1 | http://mirror/kubernetes  Packages
@@ -31,6 +30,7 @@ def packages(installed="", *, offered=MADISON, wanted=None, want="install", **pa
     defaults = {
         "source": None,
         "also": [],
+        "also_held": [],
         "upgrade": False,
         "lock_timeout_s": 0,
     }
@@ -106,17 +106,11 @@ def test_a_version_that_does_not_exist_is_named_with_those_that_do():
     assert "install" not in [word for command in commands(fake, "apt-get") for word in command]
 
 
-def test_what_the_index_lacks_is_asked_for_with_a_fresh_key_and_then_a_fresh_index():
+def test_what_the_index_lacks_is_asked_for_with_a_fresh_key_and_then_a_fresh_index(monkeypatch):
     found, fake = packages(wanted=kubelet("1.35.99"))
-
-    class Source:
-        def apply(self):
-            return False
-
-        def renew(self):
-            fake.commands.append(["renew"])
-
-    found.source = Source()
+    found.source = {"name": "kubernetes"}
+    monkeypatch.setattr(found, "add_source", lambda: False)
+    monkeypatch.setattr(found, "write_source", lambda: fake.commands.append(["renew"]))
     with pytest.raises(Failed, match="does not exist"):
         found.present()
     done = [
@@ -165,16 +159,18 @@ def test_check_mode_says_what_it_would_install_and_runs_nothing_that_changes():
     ],
 )
 def test_what_apt_says_becomes_a_next_step(words, says):
-    fake = FakeModule(lambda _words: (100, "", words))
+    found, fake = packages()
+    fake._answer = lambda _words: (100, "", words)
     with pytest.raises(Failed, match=says):
-        apt_get.AptGet(fake, lock_timeout_s=0).run("install", "x")
+        found.demand("install", "x")
 
 
 def test_a_lock_is_waited_for(monkeypatch):
-    monkeypatch.setattr(apt_get, "POLL_S", 0.0)
+    monkeypatch.setattr(module, "POLL_S", 0.0)
     answers = iter(
         [(100, "", "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)"), (0, "", "")]
     )
-    fake = FakeModule(lambda _words: next(answers))
-    apt_get.AptGet(fake, lock_timeout_s=60).run("update")
+    found, fake = packages(lock_timeout_s=60)
+    fake._answer = lambda _words: next(answers)
+    found.demand("update")
     assert len(fake.commands) == 2

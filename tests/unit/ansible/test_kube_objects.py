@@ -37,8 +37,6 @@ def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr
         check_mode=check_mode,
         manifest="kind: x",
         src=None,
-        kubeconfig="/etc/kubernetes/admin.conf",
-        kubectl="/usr/bin/kubectl",
         timeout_s=60,
     )
     fake.get_bin_path = lambda _name: kubectl

@@ -84,15 +84,8 @@ def run(monkeypatch, answers, *, check_mode=False, **changed):
         return 1, "", f"Error from server (NotFound): {asked}"
 
     params = {"namespace": "gpu-system", "workloads": [], "allocatable": {}, "selector": "", "timeout_s": 0}
-    params |= {
-        "devices": {},
-        "driver": "gpu.nvidia.com",
-        "interval_s": 0.0,
-        "log_lines": 3,
-        "kubeconfig": "/k",
-        "kubectl": "kubectl",
-        **changed,
-    }
+    params |= {"devices": {}, **changed}
+    monkeypatch.setattr(module, "INTERVAL_S", 0.0)
     fake = FakeModule(answer, check_mode=check_mode, **params)
     return ended(monkeypatch, module, fake)
 

@@ -76,8 +76,6 @@ def run(monkeypatch, cluster, state="drained", *, check_mode=False, **options):
         "bare_pods": False,
         "version": "",
         "timeout_s": 0,
-        "kubeconfig": "k",
-        "kubectl": "kubectl",
     }
     fake = FakeModule(cluster, check_mode=check_mode, state=state, **given | options)
     monkeypatch.setattr(module, "RETRY_S", 0)

@@ -14,7 +14,7 @@ import tree
 from fake_module import Failed, FakeModule, ended
 from tree import ROOT
 
-proxied = tree.shared("proxied")
+documented = tree.shared("documented")
 fetched = tree.module("files_fetched")
 probe = tree.module("node_probe")
 TABLE = tree.load(ROOT / "inventory/group_vars/all/proxy.yml")
@@ -120,7 +120,7 @@ def proxy(monkeypatch):
         # Who asks first keeps the proxies of that moment for the whole process.
         monkeypatch.setattr(urllib.request, "_opener", None)
         server.told = {"http_proxy": f"http://u:{SECRET}@127.0.0.1:{server.server_port}", "no_proxy": "mirror.invalid"}
-        proxied.use_proxy(FakeModule(proxy=server.told))
+        documented.use_proxy(FakeModule(proxy=server.told))
         yield server
         server.shutdown()
 
