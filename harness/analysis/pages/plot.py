@@ -103,7 +103,7 @@ class Panel:
 
     Attributes:
         title: what is shown, with its unit; ``note`` stands beside it in small letters.
-        rows: in which points lie, with intervals along x: where the middle of each is, from the top; empty: y is a number.
+        rows: in which points lie, with intervals along x: where the middle of each is, from the top; empty: y is a number. On a page alone.
         depth: of all rows together.
         x_ticks: where the x axis has its ticks; empty: where they fit.
         x_range: ends of the x axis; None: around the ticks or the points.
@@ -311,19 +311,6 @@ def png(picture: Picture) -> bytes:
     return stream.getvalue()
 
 
-def _draw_in_rows(axes: Axes, series: PlotSeries, colour: str, ends: tuple[float, float]) -> None:
-    marker, size = (".", 3.0) if series.runs else (_PNG_MARKERS[series.colour % len(_PNG_MARKERS)], 5.0)
-    axes.plot(series.x, series.y, marker, color=colour, markersize=size, label=None if series.runs else series.name)
-    if series.low:
-        axes.hlines(
-            series.y,
-            [max(low, ends[0]) for low in series.low],
-            [min(high, ends[1]) for high in series.high],
-            color=colour,
-            linewidth=1,
-        )
-
-
 def _colour(index: int) -> str:
     return {FAINT: "#9aa0a6", INK: "#333333"}.get(index, PALETTE[index % len(PALETTE)])
 
@@ -344,9 +331,6 @@ def _draw(axes: Axes, panel: Panel) -> None:
     low, high = panel.y_axis()
     for series in panel.series:
         colour = _colour(series.colour)
-        if panel.rows:
-            _draw_in_rows(axes, series, colour, panel.x_axis())
-            continue
         if series.labels:
             starts = list(series.begins)
             widths = [end - start for start, end in zip(starts, series.x, strict=True)]
@@ -381,9 +365,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
     axes.yaxis.set_minor_locator(NullLocator())
     if panel.bars:
-        axes.set_yticks(
-            [*panel.rows.values()] or range(len(panel.bars)), [textwrap.fill(label, 34) for label in panel.bars]
-        )
+        axes.set_yticks(range(len(panel.bars)), [textwrap.fill(label, 34) for label in panel.bars])
         return
     axes.yaxis.set_major_locator(FixedLocator(list(panel.y_marks())))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
