@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections import UserDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -28,9 +29,9 @@ from harness.extras import advice_on
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter, Parameter
 
-_PANELS = {
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Start here": (campaign.init, campaign.validate, campaign.plan, campaign.doctor),
-    "Run": (campaign.run, campaign.stress, campaign.resume, campaign.status, profile.profile),
+    "Run": (campaign.run, campaign.resume, campaign.status, profile.profile),
     "Results": (results.verify, results.report, results.compare, publishing.publish, publishing.reproduce),
     "Node and cluster": (node.provision, node.sharing, node.verify, node.reboot_test, node.offline_list),
     "Advanced": (results.export, publishing.scenarios, campaign.schema, profile.probe),
@@ -38,6 +39,7 @@ _PANELS = {
 _NODE = "node"
 """The command below which those of the node stand."""
 MOVED = {
+    "stress": "run",
     "verify-node": "node verify",
     **{name: f"node {name}" for name in ("provision", "sharing", "reboot-test", "offline-list")},
 }

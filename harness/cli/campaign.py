@@ -314,6 +314,8 @@ def run_source(
     from harness.host import WAIT_S
 
     wanted.refuse_unanswerable(source.spec)
+    if source.spec.stress is not None:
+        output.note(_of_points(source.spec))
     for failure in wanted.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
     wait_s = 0.0 if no_wait else WAIT_S
@@ -321,29 +323,6 @@ def run_source(
     with decision.watched(folder):
         outcome = run_shown(folder, wait_s=wait_s)
     _finish(outcome, folder, wanted, report=report)
-
-
-def stress(
-    file: CampaignFile,
-    *,
-    results: Results = Path("results"),
-    force: Force = False,
-    no_wait: NoWait = False,
-    verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
-    report: Report = True,
-    json: Json = False,
-) -> None:
-    """Raise the load of a campaign file with a section `stress` until something breaks, and say what and where."""
-    from harness.campaign.source import read_source
-
-    spec = read_source(file).spec
-    if spec.stress is None:
-        raise CampaignFileError(
-            f"{file} has no section `stress`, so there is nothing to raise.",
-            advice="Add e.g. `stress: {first: 1, most: 64, latency_limit_ms: {p99: 50}}`, or run it as it is: harness run",
-        )
-    output.note(_of_points(spec))
-    run(file, results=results, force=force, no_wait=no_wait, report=report, json=json)
 
 
 def resume(
@@ -402,8 +381,12 @@ def _finish(outcome: CampaignOutcome, folder: CampaignFolder, wanted: Thresholds
         from harness.analysis.campaign import analyse
 
         analysis = analyse(folder.path)
-    made = decision.told(folder, analysis)
-    answer, answers = answer | decision.document(made), [] if made else answers
+    made = decision.decisions_of(folder, analysis)
+    if made:
+        answers = []
+        answer["decisions"] = [it.document() for it in made]
+    if not output.is_json():
+        decision.show(made)
     if report and analysis:
         from harness.analysis.report import report_of
 

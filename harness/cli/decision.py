@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.cli import output
 from harness.errors import CampaignInterruptedError, HarnessError, duration
@@ -32,7 +32,9 @@ def watched(folder: CampaignFolder) -> Iterator[None]:
         with suppress(HarnessError):  # of a folder that cannot be read: the interruption says more
             decisions = decisions_of(folder)
         if output.is_json() and decisions:
-            output.document({"campaign": str(folder.path), "interrupted": True, **document(decisions)})
+            output.document(
+                {"campaign": str(folder.path), "interrupted": True, "decisions": [it.document() for it in decisions]}
+            )
         elif decisions:
             output.sentence("So far:")
             show(decisions)
@@ -47,14 +49,6 @@ def decisions_of(folder: CampaignFolder, analysis: CampaignAnalysis | None = Non
 
     comparison = _comparison(folder, analysis)
     return decisions(comparison) if comparison else []
-
-
-def told(folder: CampaignFolder, analysis: CampaignAnalysis | None) -> list[Decision]:
-    """The same, printed unless a machine reads the output."""
-    decisions = decisions_of(folder, analysis)
-    if not output.is_json():
-        show(decisions)
-    return decisions
 
 
 def page(folder: CampaignFolder, analysis: CampaignAnalysis) -> dict[str, str]:
@@ -103,8 +97,3 @@ def show(decisions: list[Decision]) -> None:
     for decision in decisions:
         output.sentences(filter(None, [decision.headline, decision.unclear, decision.sharing_gain, *decision.weak]))
         output.result()
-
-
-def document(decisions: list[Decision]) -> dict[str, Any]:
-    """For ``--json``; empty without any."""
-    return {"decisions": [decision.document() for decision in decisions]} if decisions else {}

@@ -87,7 +87,7 @@ class CampaignSpec(StrictModel):
     )
     stress: StressSpec | None = Field(
         None,
-        description="Raise the load until something breaks, in place of comparing, with `harness stress`: "
+        description="Raise the load until something breaks, in place of comparing: "
         "{load: replicas, first: 1, most: 64, factor: 2, step: null, price_per_kwh: null, latency_limit_ms: {p99: 50}, "
         "precision: null, price_per_gpu_hour: null, least_gain_percent: 5, memory_limit_percent: 85}.",
     )

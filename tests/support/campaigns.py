@@ -33,8 +33,7 @@ class Campaign:
     Args:
         folder: of the file and the results; made where there is none.
         spec: the file.
-        command: that begins it.
-        options: of this command, and of ``resume``.
+        options: of `harness run`, and of ``resume``.
         force: begin it whatever preflight says.
     """
 
@@ -43,14 +42,13 @@ class Campaign:
         folder: Path,
         spec: str | Mapping[str, Any],
         *,
-        command: str = "run",
         options: Sequence[str] = ("--no-report",),
         force: bool = True,
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.file, self.results, self.log = folder / "campaign.yaml", folder / "results", folder / "said"
         self.file.write_text(spec if isinstance(spec, str) else json.dumps(spec))
-        self._begin = [command, self.file, "--results", self.results, *(["--force"] if force else [])]
+        self._begin = ["run", self.file, "--results", self.results, *(["--force"] if force else [])]
         self._options = options
 
     @property

@@ -40,6 +40,10 @@ Value = Callable[[MeasuredRun], float | None]
 """A metric of one run; None where it does not have it."""
 
 
+NO_FIGURES = dict.fromkeys(("ratio", "ci95_low", "ci95_high", "p"))
+"""Of a contrast that there is not; see ``Contrast.figures``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Contrast:
     """One metric of two configurations; ``ratio`` is of the candidate over the baseline, and its interval agrees with ``outcome``.
@@ -71,6 +75,12 @@ class Contrast:
     def significant(self) -> bool:
         """Whether the two differ."""
         return self.outcome in {Outcome.HIGHER, Outcome.LOWER}
+
+    @property
+    def figures(self) -> dict[str, float | None]:
+        """The ratio, its interval and the corrected p, for a program."""
+        ratio = self.ratio
+        return {"ratio": ratio.mean, "ci95_low": ratio.low, "ci95_high": ratio.high, "p": self.corrected_p}
 
     @property
     def sentence(self) -> str:

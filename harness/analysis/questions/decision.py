@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import By, CellKey, Comparison
-from harness.analysis.contrasts.contrast import Contrast
+from harness.analysis.contrasts.contrast import NO_FIGURES, Contrast
 from harness.analysis.format import MINUS, mode_name, percent, percent_more, replicas_in_words, span
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.statistics import Outcome, within
@@ -72,10 +72,7 @@ class BestMode:
             "why": self.why,
             "best": self.best.mode if self.best else None,
             "runner_up": gain.baseline.mode if gain else None,
-            "ratio": gain.ratio.mean if gain else None,
-            "ci95_low": gain.ratio.low if gain else None,
-            "ci95_high": gain.ratio.high if gain else None,
-            "p": gain.corrected_p if gain else None,
+            **(gain.figures if gain else NO_FIGURES),
         }
 
 

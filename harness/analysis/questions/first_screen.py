@@ -202,8 +202,6 @@ def _as_number(decision: Decision, contrast: Contrast) -> dict[str, object]:
         "baseline": contrast.baseline.mode,
         "replicas": contrast.candidate.replicas,
         "baseline_replicas": contrast.baseline.replicas,
-        "ratio": contrast.ratio.mean,
-        "ci95_low": contrast.ratio.low,
-        "ci95_high": contrast.ratio.high,
+        **contrast.figures,
         "outcome": contrast.outcome.value,
     }

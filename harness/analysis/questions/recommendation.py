@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.contrasts.comparison import CellKey, Comparison
-from harness.analysis.contrasts.contrast import Contrast, Contrasts, Value
+from harness.analysis.contrasts.contrast import NO_FIGURES, Contrast, Contrasts, Value
 from harness.analysis.format import mode_name, percent, quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.questions.question import ComparisonQuery
@@ -133,10 +133,7 @@ class Choice:
             "best": {"arm": self.best[0], **self.best[1].key._asdict()},
             "runner_up": {"arm": self.next[0], **self.next[1].key._asdict()},
             "outcome": self.outcome.value,
-            "p": gain.corrected_p if gain else None,
-            "ratio": gain.ratio.mean if gain else None,
-            "ci95_low": gain.ratio.low if gain else None,
-            "ci95_high": gain.ratio.high if gain else None,
+            **(gain.figures if gain else NO_FIGURES),
         }
 
 

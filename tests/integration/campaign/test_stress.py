@@ -26,7 +26,7 @@ SHARED = {"factory": "shared_device", "options": "{service_s: 0.03}", "repeats":
 
 def campaign_of(folder, *, report=False, **values):
     options = ["--json"] if report else ["--json", "--no-report"]
-    return Campaign(folder, CAMPAIGN.format(**values), command="stress", options=options)
+    return Campaign(folder, CAMPAIGN.format(**values), options=options)
 
 
 def points(campaign):
@@ -92,10 +92,3 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_points(tmp_path):
     assert points(campaign) == list(answer["experiments"])
     found = json.loads(forked.harness("status", campaign.path, "--json").stdout)
     assert (found["done"], len(found["experiments"])) == (3, 3)
-
-
-def test_a_file_without_the_section_is_refused(tmp_path):
-    done = forked.harness("stress", "smoke", "--results", tmp_path)
-
-    assert done.returncode == 2
-    assert "smoke has no section `stress`" in done.stderr

@@ -33,7 +33,7 @@ CAMPAIGN = {
 
 
 def test_the_highest_goodput_of_servers_with_a_planted_limit_is_found_and_told_everywhere(tmp_path):
-    campaign = Campaign(tmp_path, CAMPAIGN, command="stress", options=["--json"])
+    campaign = Campaign(tmp_path, CAMPAIGN, options=["--json"])
 
     answer = json.loads(campaign.run().stdout)
 
