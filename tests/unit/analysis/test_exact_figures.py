@@ -87,7 +87,7 @@ def test_the_summary_has_the_quantiles_of_the_request_table(analysis, what):
 
 
 def test_the_table_at_the_end_of_a_run_shows_the_same(analysis):
-    _, (streams, _) = short_tables(analysis, 200)
+    _, streams = short_tables(analysis)
     (row,) = streams.records()
     for what in ("ttft", "itl", "tpot"):
         mean_s = np.mean([of_the_table(run.data.folder, what, 0.99) for run in analysis.experiments])
