@@ -58,7 +58,9 @@ def _wishes() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--workload", default="resnet50")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    parser.add_argument("--options", type=json.loads, default={}, help="of the workload, as JSON")
+    parser.add_argument(
+        "--fields", type=json.loads, default={}, help="of the workload, as JSON, such as execution, batch_size"
+    )
     parser.add_argument("--sharing", type=Sharing, nargs="+", default=[Sharing.TIME_SLICING])
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--starts", type=int, default=20, help="of each kind, at least 2")
@@ -72,7 +74,7 @@ def _start(
 ) -> tuple[float, float]:
     """Requests per second of a fresh group of replicas, and the seconds until all had served."""
     experiment = ExperimentSpec(
-        workload=WorkloadSpec(name="bench", model=wishes.workload, device=wishes.device, options=wishes.options),
+        workload=WorkloadSpec(name="bench", model=wishes.workload, device=wishes.device, **wishes.fields),
         replicas=replicas,
         sharing=mode,
         repeat=1,
