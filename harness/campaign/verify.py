@@ -16,7 +16,7 @@ from harness.results import layout, old_profile
 from harness.results.files import read_object, storage_errors
 from harness.results.manifest import content_digest, read_manifest
 from harness.results.ro_crate import RO_CRATE, stated_hashes
-from harness.results.verification import Problem, Verification, check_hash, verify_experiment
+from harness.results.verification import Verification, check_hash, verify_experiment
 
 _FETCH = f"Fetch the published set again; or, where the campaign went on since, remove {RO_CRATE}."
 _OF_THE_REPORT = (layout.SUMMARY_CSV, layout.SUMMARY_JSON, layout.CAMPAIGN_PARQUET)
@@ -56,7 +56,7 @@ def _verify_old_profile(path: Path) -> Verification:
     said, digest = manifest.get("digest"), content_digest(manifest)
     if said != digest:
         message = "the manifest was changed after it was written."
-        outcome.problems.append(Problem(file, message, f"digest {said}", f"digest {digest}"))
+        outcome.fault(file, message, f"digest {said}", f"digest {digest}")
     for name, (sha256, size) in profile.files.items():
         check_hash(path, name, sha256, outcome, size=size)
     _check_report(path, outcome)
@@ -71,7 +71,7 @@ def _check_twins(present: list[Path], outcome: Verification) -> None:
         rows = manifest.files[layout.WIDE].sha256
         if manifest.recording and first.setdefault(rows, folder) != folder:
             message = f"the experiment holds the recording of {first[rows].name}."
-            outcome.problems.append(Problem(folder, message, "a recording of its own", "a copy"))
+            outcome.fault(folder, message, "a recording of its own", "a copy")
 
 
 def _note_condensed(path: Path, present: list[Path], outcome: Verification) -> None:
@@ -94,7 +94,7 @@ def _check_described(path: Path, present: list[Path], outcome: Verification) -> 
     try:
         stated = stated_hashes(path)
     except HarnessError as error:
-        outcome.problems.append(Problem(path, error.message, advice=error.advice))
+        outcome.fault(path, error.message, advice=error.advice)
         return
     listed = {
         f"{folder.name}/{name}": entry.sha256
@@ -109,7 +109,7 @@ def _check_described(path: Path, present: list[Path], outcome: Verification) -> 
         if stated.get(name) != sha256:
             message = f"it does not describe {name} as the manifest does."
             said = f"sha256 {stated[name]}" if name in stated else "nothing"
-            outcome.problems.append(Problem(path / RO_CRATE, message, f"sha256 {sha256}", said, _FETCH))
+            outcome.fault(path / RO_CRATE, message, f"sha256 {sha256}", said, _FETCH)
 
 
 def _check_records(path: Path, present: set[str], outcome: Verification) -> None:
@@ -121,7 +121,7 @@ def _check_records(path: Path, present: set[str], outcome: Verification) -> None
         folder = open_folder(path)
         events = list(read_events(folder.state))
     except HarnessError as error:
-        outcome.problems.append(Problem(path, error.message, advice=error.advice))
+        outcome.fault(path, error.message, advice=error.advice)
         return
     if not events:
         outcome.notes.append(f"{path} holds no {layout.STATE}: it is unknown whether experiments are missing.")
@@ -149,12 +149,10 @@ def _check_plan(folder: CampaignFolder, present: set[str], done: set[str], outco
     planned = planned_ids(folder.spec)
     again = f"Restore it from a backup, or run it again: harness resume {folder.path}"
     for name in sorted(done - present):
-        outcome.problems.append(
-            Problem(folder.path / name, "the experiment was finished.", "its folder", "none", again)
-        )
+        outcome.fault(folder.path / name, "the experiment was finished.", "its folder", "none", again)
     for name in sorted(present - planned):
         message = "the campaign's plan has no such experiment."
-        outcome.problems.append(Problem(folder.path / name, message, advice="Move its folder away."))
+        outcome.fault(folder.path / name, message, advice="Move its folder away.")
     if not folder.spec.open_ended and not planned <= present:
         outcome.notes.append(f"{folder.path}: {len(planned & present)} of {len(planned)} experiments are finished.")
 

@@ -121,7 +121,8 @@ class KubernetesDeployment(Deployment):
 
     def hottest_celsius(self) -> float:
         """What Prometheus knows of the GPUs that the replicas were on."""
-        return monitoring.hottest_celsius(self._api, self._spec, self.replicas)
+        with monitoring.server(self._api, self._spec) as prometheus:
+            return monitoring.origin(prometheus, self._spec, self.replicas).hottest_celsius(prometheus)
 
     def provenance(self) -> Provenance:
         """The nodes of the replicas, and this harness."""

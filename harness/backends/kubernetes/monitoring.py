@@ -169,12 +169,6 @@ def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequenc
         return where.with_gpus(quick, [uuid for replica in replicas for uuid in replica.gpu_uuids or ("",)])
 
 
-def hottest_celsius(api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> float:
-    """Temperature of the hottest GPU of these replicas, as its exporter says; infinite where nobody tells."""
-    with server(api, spec) as prometheus:
-        return origin(prometheus, spec, replicas).hottest_celsius(prometheus)
-
-
 def telemetry(
     api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica], path: Path, timing: Timing, clock: Clock
 ) -> PrometheusTelemetry | None:

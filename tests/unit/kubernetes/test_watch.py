@@ -1,7 +1,6 @@
 """The picture that a watcher keeps is the server's, whatever happens to its watches."""
 
 import threading
-import time
 
 import pytest
 
@@ -9,6 +8,7 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.watch import Watcher
 from harness.spec import KubernetesSpec
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.processes import wait_for
 
 PODS = "/api/v1/namespaces/inference/pods"
 
@@ -44,13 +44,6 @@ def name(one):
 
 def pod(title, wanted="yes"):
     return {"metadata": {"name": title, "labels": {"wanted": wanted}}, "spec": {"containers": [{"image": "x"}]}}
-
-
-def wait_for(what):
-    deadline_s = time.monotonic() + 200
-    while not what():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_what_is_there_comes_and_goes(api, watch):

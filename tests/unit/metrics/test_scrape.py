@@ -21,7 +21,7 @@ def answer(body=BODY, head="HTTP/1.1 200 OK", extra=""):
 
 
 class Server:
-    """Answers every request on every connection with the next script: bytes to send, seconds to wait, None to close."""
+    """Answers every request on every connection with the next script: bytes to send, what to wait for (seconds, an event), None to close."""
 
     def __init__(self, *scripts, port=0):
         self.scripts = list(scripts)
@@ -51,6 +51,8 @@ class Server:
                         return
                     if isinstance(part, float):
                         time.sleep(part)
+                    elif isinstance(part, threading.Event):
+                        part.wait(60)
                     else:
                         connection.sendall(part)
         except OSError:
@@ -137,10 +139,10 @@ def test_a_replica_that_hangs_costs_the_others_nothing(serve, scraper_of):
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(serve, scraper_of):
-    old = answer(BODY.replace("total 2", "total 1"))
-    scraper = scraper_of(serve([1.0, old], [answer()]).url)
+    old, late = answer(BODY.replace("total 2", "total 1")), threading.Event()
+    scraper = scraper_of(serve([late, old], [answer()]).url)
     assert isinstance(scrape(scraper, timeout_s=0.05)[0], Missing)
-    time.sleep(1.0)
+    late.set()
     assert is_good(scrape(scraper)[0])
 
 

@@ -139,7 +139,7 @@ def replica():
         process.kill()
 
 
-def test_it_takes_a_step_when_it_is_told_and_leaves_signals_to_the_replica(second, capfd):
+def test_it_takes_a_step_when_it_is_told_leaves_signals_to_the_replica_and_is_gone_when_it_is_closed(second, capfd):
     process = second()
     process.step()
     assert eventually(lambda: capfd.readouterr().out == "step at 7\n")
@@ -150,9 +150,6 @@ def test_it_takes_a_step_when_it_is_told_and_leaves_signals_to_the_replica(secon
 
     assert eventually(lambda: capfd.readouterr().out == "step at 7\n")
 
-
-def test_it_is_gone_when_it_is_closed(second):
-    process = second()
     process.close()
     assert eventually(lambda: not psutil.pid_exists(process.pid))
 

@@ -9,6 +9,9 @@ from harness.spec.load import parse_campaign
 from tests.unit.spec.short_file import CONDITIONS, GOOD, faults
 
 OPTION = GOOD.replace("name: resnet50", "name: resnet50\n    options: {x: VALUE}")
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
+)
 
 
 @pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1.0e+400"])
@@ -31,6 +34,7 @@ def test_no_model_of_the_file_takes_a_number_that_is_not_finite():
     ("text", "expected"),
     [
         (GOOD.replace("[1, 3]", "&a [*a]"), "c.yaml:5: this is not YAML: an anchor (&) or alias (*) is not taken here"),
+        (BOMB, "c.yaml:1: this is not YAML: an anchor (&)"),
         (GOOD + "description: *a\n", "c.yaml:6: this is not YAML: an anchor (&) or alias (*) is not taken here"),
         (GOOD.replace("[1, 3]", '[!!int "x"]'), "the tag tag:yaml.org,2002:int is not taken here"),
         (GOOD.replace("[1, 3]", '[!!float "x"]'), "the tag tag:yaml.org,2002:float is not taken here"),
@@ -45,7 +49,7 @@ def test_no_model_of_the_file_takes_a_number_that_is_not_finite():
         (GOOD + "2024-13-45: 1\n", "c.yaml:6: unknown key `2024-13-45`"),
         (GOOD + "? [a]\n: 1\n", "c.yaml:6: a key must be a word"),
         (GOOD + "<<: {a: 1}\n", "c.yaml:6: unknown key `<<`"),
-        (GOOD.replace("  - name: resnet50\n", "  - {name: resnet50}\n" * 10_000), "more than 20,000 values"),
+        (GOOD.replace("[1, 3]", f"[{'1,' * 20_000}]"), "more than 20,000 values"),
         (GOOD + "description: " + "a" * 300_000, "c.yaml is longer than 262,144 characters"),
         (
             GOOD.replace("[1, 3]", str(list(range(1, 257)))) + "sharing: [mps, mig]\nrepeats: 100\n",
@@ -57,14 +61,6 @@ def test_no_model_of_the_file_takes_a_number_that_is_not_finite():
 )
 def test_a_file_that_means_harm_is_refused_in_a_sentence(text, expected):
     assert expected in refusal(text)
-
-
-def test_a_small_file_cannot_grow():
-    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
-    )
-
-    assert "c.yaml:1: this is not YAML: an anchor" in refusal(bomb)
 
 
 def test_words_that_yaml_takes_for_other_things_stay_words():
