@@ -67,7 +67,8 @@ class Kept:
         kept = "" if died else "has no value"
         if self.worst is not None:
             interval = ratio_interval(self.worst.contrast.ratio.scaled(100))
-            where = ", ".join(filter(None, [interval and f"{interval}%", self.worst.key.condition]))
+            interval += "%" if interval[:1].isdigit() else ""
+            where = ", ".join(filter(None, [interval, self.worst.key.condition]))
             kept = f"keeps {number(100 - self.worst.percent.mean)}% of the throughput ({where})"
         return f"{mode_name(self.mode)} {' and '.join(filter(None, [kept, died]))}"
 

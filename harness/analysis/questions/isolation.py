@@ -9,7 +9,7 @@ from itertools import combinations
 from harness.analysis.campaign import CampaignAnalysis, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.contrasts.comparison import CellKey, Comparison, settings_of
-from harness.analysis.format import replicas_in_words, times
+from harness.analysis.format import mode_name, replicas_in_words, times
 from harness.analysis.questions.condition_overhead import Interference, Kept, Overhead, interference
 from harness.analysis.questions.recommendation import costs
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, corrected, unpaired
@@ -191,4 +191,4 @@ def _costs(comparison: Comparison, interference: Interference, best: str, runner
                 lost = costs(comparison.contrasts, by_mode[best], by_mode[runner_up])
                 parts += [f"{workload}, {replicas_in_words(count)}: {', '.join(lost)}"] if lost else []
                 break
-    return f"{'; '.join(parts)} against {runner_up}" if parts else ""
+    return f"{'; '.join(parts)} vs {mode_name(runner_up)}" if parts else ""
