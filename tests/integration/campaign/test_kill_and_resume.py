@@ -71,22 +71,23 @@ def test_killed_in_each_step(tmp_path):
 
 @pytest.mark.timeout(120 + 15 * KILLS)
 def test_killed_at_random_times(tmp_path):
-    """Each kill hits the run that went on from the one before."""
-    campaign = campaign_of(tmp_path, repeats=KILLS // 4)
+    """Each kill hits the run that went on from the one before; every sixth comes after one more experiment was finished."""
     moments = random.Random(20260101)
-    before = {}
-    for _ in range(KILLS):
+    campaign, before = campaign_of(tmp_path / "0", repeats=2), {}
+    for number in range(KILLS):
         command = campaign.start()
+        if number % 6 == 5:
+            assert eventually(lambda before=before, campaign=campaign: len(done(campaign)) > len(before))
         time.sleep(moments.uniform(0.0, 1.5))
         campaign.kill(command)
         assert before.items() <= done(campaign).items(), "a finished experiment was touched"
         before = done(campaign)
-
-    finish(campaign, experiments=2 * (KILLS // 4))
-
-    assert before.items() <= done(campaign).items()
-    attempts = {event["experiment"] for event in campaign.events() if event["event"] == "step-begins"}
-    assert len(attempts) == 2 * (KILLS // 4)
+        if len(before) == 4 or number == KILLS - 1:
+            finish(campaign, experiments=4)
+            assert before.items() <= done(campaign).items()
+            attempts = {event["experiment"] for event in campaign.events() if event["event"] == "step-begins"}
+            assert len(attempts) == 4
+            campaign, before = campaign_of(tmp_path / str(number + 1), repeats=2), {}
 
 
 @pytest.mark.parametrize(
