@@ -175,12 +175,11 @@ def test_a_count_that_is_undecided_is_no_count(carried: Carried, short: str) -> 
     assert carried.in_short == short
 
 
-def test_savings_are_counted_as_savings(made: Made) -> None:
-    compared = made(ALONE, SLICED, MPS)
-    costs, _ = switching(compared)
+def test_savings_are_counted_as_savings(pool: Comparison) -> None:
+    costs, _ = switching(pool)
     added = [cost for cost in costs if cost.extra_s.mean > 0]
     saved = [cost for cost in costs if cost.extra_s.mean < 0]
-    said = switching_answer(compared, ComparisonQuery()).takeaway
+    said = switching_answer(pool, ComparisonQuery()).takeaway
 
     assert added
     assert saved
@@ -188,11 +187,10 @@ def test_savings_are_counted_as_savings(made: Made) -> None:
     assert f"{sum(it.significant for it in saved)} of them significantly" in said
 
 
-def test_every_arm_that_takes_turns_has_a_line_of_its_own(made: Made) -> None:
-    compared = made(SLICED, MPS)
-    sliced = next(arm for arm in compared.arms if arm.label == "time-slicing")
+def test_every_arm_that_takes_turns_has_a_line_of_its_own(pool: Comparison) -> None:
+    sliced = next(arm for arm in pool.arms if arm.label == "time-slicing")
     again = replace(sliced, label="time-slicing (long)")
-    answer = switching_answer(replace(compared, arms=[*compared.arms, again]), ComparisonQuery())
+    answer = switching_answer(replace(pool, arms=[*pool.arms, again]), ComparisonQuery())
 
     assert answer.table
     assert [*dict.fromkeys(row["Run as"] for row in answer.table.records())] == ["time-slicing", "time-slicing (long)"]

@@ -55,8 +55,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 shutil.rmtree(path)
             for count in replicas:
                 write_experiment(made, "resnet50", count, repeat, replace(shape, scale=shape.scale * factor))
-        identity = json.loads((made / "campaign.json").read_text())
-        (made / "campaign.json").write_text(json.dumps(identity | {"campaign_id": f"{seed:032}"}))
         return made
 
     return make

@@ -41,15 +41,6 @@ def test_one_run_has_no_interval_and_none_is_an_error() -> None:
         t_interval([])
 
 
-def test_the_t_interval_covers_the_truth_as_often_as_it_claims() -> None:
-    random = np.random.default_rng(7)
-    covered = 0
-    for _ in range(1000):
-        estimate = t_interval(random.normal(10, 1, size=3).tolist())
-        covered += estimate.low <= 10 <= estimate.high
-    assert 930 <= covered <= 970
-
-
 def autocorrelated(random: np.random.Generator, rows: int, correlation: float) -> list[float]:
     """First-order autoregressive rows around 10, in their steady state from the first."""
     shocks = random.normal(size=rows)
@@ -88,11 +79,6 @@ def test_a_percentile_takes_enough_requests(quantile: float, needed: int) -> Non
     assert percentile(values, quantile) in values
     with pytest.raises(ValueError, match=f"at least {needed} requests, there are fewer"):
         percentile(values[1:], quantile)
-
-
-def test_percentiles_are_nearest_rank() -> None:
-    values = np.arange(1, 1001, dtype=float)
-    assert [percentile(values, q) for q in (0.5, 0.95, 0.99)] == [500, 950, 990]
 
 
 def test_fairness() -> None:
@@ -176,19 +162,6 @@ def test_arms_of_unlike_length_are_rarely_called_different_in_vain(few: int, man
         unpaired(random.normal(100, noisier, few).tolist(), random.normal(100, 1, many).tolist()).p for _ in range(2000)
     ]
     assert sum(p is not None and p < 0.05 for p in ps) <= 0.07 * len(ps)
-
-
-def test_more_runs_of_one_arm_find_more() -> None:
-    random = np.random.default_rng(2)
-    power = {}
-    for many in (3, 8, 12):
-        ps = [
-            unpaired(random.normal(1.05, 0.02, many).tolist(), random.normal(1, 0.02, 3).tolist()).p
-            for _ in range(2000)
-        ]
-        power[many] = sum(p is not None and p < 0.05 for p in ps) / len(ps)
-    assert power[3] > 0.5
-    assert min(power[8], power[12]) > 0.65
 
 
 def test_holm_corrects_in_place() -> None:

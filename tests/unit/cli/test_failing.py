@@ -59,16 +59,13 @@ timing: {record_s: SECONDS}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(name: str, *, seed: int, repeats: int = 3, finished: int | None = None, **changes: Any) -> Path:
-        made = write_campaign(
+        return write_campaign(
             tmp_path_factory.mktemp("r") / name,
             replicas=(1, 3),
             repeats=repeats,
             finished=finished,
             shape=Shape(**{"record_s": 5, "seed": seed, **changes}),
         )
-        identity = json.loads((made / "campaign.json").read_text())
-        (made / "campaign.json").write_text(json.dumps(identity | {"campaign_id": f"{seed:032}"}))
-        return made
 
     return make
 

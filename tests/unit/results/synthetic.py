@@ -223,7 +223,7 @@ def write_campaign(
         mps=mps,
         timing=experiment_spec(workloads[0], 1, 1, shape).timing,
     )
-    document = {"format": 1, "campaign_id": "0" * 32, "source": "synthetic.yaml"}
+    document = {"format": 1, "campaign_id": f"{shape.seed:032}", "source": "synthetic.yaml"}
     document |= {"created_at": iso(START_S), "spec": campaign.model_dump(mode="json")}
     document |= {"source_sha256": hashlib.sha256(b"name: synthetic\n").hexdigest()}
     (folder / "campaign.yaml").write_text("name: synthetic\n")
