@@ -41,14 +41,14 @@ def findings_of_answers(requests: ClientRequests) -> Iterator[Finding]:
 def _of_counts(streamed: Rows) -> Iterator[Finding]:
     unsaid = int((streamed["token_source"] == TokenSource.PIECES).sum())
     if unsaid > _MANY * len(streamed):
-        yield _remark(
+        yield remark(
             ReasonCode.TOKENS_NOT_SAID,
             f"{unsaid} of {len(streamed)} answers do not say how many tokens they have (no `usage`, or zeros): the pieces of the stream are counted, "
             "and a piece may hold several tokens.",
         )
     hidden = int((streamed["token_source"] == TokenSource.USAGE_WITH_HIDDEN).sum())
     if hidden:
-        yield _remark(
+        yield remark(
             ReasonCode.TOKENS_HIDDEN,
             f"{hidden} of {len(streamed)} answers count tokens of reasoning that were never sent: they have no time per token, and their first "
             "token comes after the reasoning.",
@@ -59,7 +59,7 @@ def _of_pieces(streamed: Rows) -> Iterator[Finding]:
     said = streamed[np.isin(streamed["token_source"], (TokenSource.USAGE, TokenSource.LISTED))]
     tokens, pieces = int(said["output_tokens"].sum()), int(said["pieces"].sum())
     if tokens > TOKENS_PER_PIECE * pieces:
-        yield _remark(
+        yield remark(
             ReasonCode.TOKENS_PER_PIECE,
             f"A piece of the stream holds {tokens / pieces:.3g} tokens ({tokens} in {pieces}): inter-token latency is the gap between pieces. "
             "Time per output token counts tokens.",
@@ -68,7 +68,7 @@ def _of_pieces(streamed: Rows) -> Iterator[Finding]:
     spent_ns = long["end_ns"] - long["first_token_ns"]
     together = int((spent_ns < BUFFERED_GAP_NS * (long["pieces"] - 1)).sum())
     if together > _MANY * len(long):
-        yield _remark(
+        yield remark(
             ReasonCode.STREAM_BUFFERED,
             f"The pieces of {together} of {len(long)} answers arrived all at once: a proxy or the server holds the stream back. The time to first "
             "token is that of the whole answer, and gaps say nothing. Switch buffering off (nginx: `proxy_buffering off`).",
@@ -80,12 +80,13 @@ def _of_prompts(well: Rows) -> Iterator[Finding]:
     ours, theirs = both["tokenizer_tokens"], both["input_tokens"]
     apart = (theirs < ours) | (theirs > TEMPLATE_SHARE * ours + MOST_TEMPLATE_TOKENS)
     if apart.sum() > _MANY * len(both):
-        yield _remark(
+        yield remark(
             ReasonCode.TOKENIZER_DISAGREES,
             f"The server counts {theirs.mean():.4g} tokens per prompt and `requests.tokenizer` {ours.mean():.4g}: it is another model's. The "
             "server's number is kept.",
         )
 
 
-def _remark(code: ReasonCode, message: str) -> Finding:
+def remark(code: ReasonCode, message: str) -> Finding:
+    """What a reader has to know, and no fault of the data."""
     return Finding(Severity.INFO, code, "", message)

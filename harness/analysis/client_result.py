@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from harness.analysis import objective
-from harness.analysis.answers import findings_of_answers, token_sources
+from harness.analysis.answers import findings_of_answers, remark, token_sources
 from harness.analysis.read import ClientRequests, count_statuses, read_requests
 from harness.errors import ReasonCode, ResultsPathError, counted
 from harness.metrics.quality import Finding, Severity
@@ -218,12 +218,8 @@ def _scenario(
         "validity": {"valid": not reasons, "reasons": reasons},
         "loadgen": tests,
     }
-    remarks = [_remark(ReasonCode.REMARK, f"MLPerf-like {scenario.kind.value}: {reason}") for reason in of_tests]
+    remarks = [remark(ReasonCode.REMARK, f"MLPerf-like {scenario.kind.value}: {reason}") for reason in of_tests]
     return content, [*findings, *remarks]
-
-
-def _remark(code: ReasonCode, message: str) -> Finding:
-    return Finding(Severity.INFO, code, "", message)
 
 
 def _test_reasons(tests: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -253,10 +249,10 @@ def _scenario_findings(
     unheld = list(_rate_not_held(wanted, results, refused=refused)) if scenario.open_loop else []
     yield from unheld
     if refused and not unheld:
-        yield _remark(ReasonCode.REQUESTS_REFUSED, f"{refused} requests were refused (429, queue full).")
+        yield remark(ReasonCode.REQUESTS_REFUSED, f"{refused} requests were refused (429, queue full).")
     yield from _failed(failed, len(requests.rows), "replicas")
     if results.get("limit_met") is False:
-        yield _remark(
+        yield remark(
             ReasonCode.LATENCY_LIMIT,
             f"The latency limit is broken: {results['within_limit']:.2%} of the requests were answered within "
             f"{scenario.latency_limit_ms:g} ms, and 99 % must be.",
@@ -349,7 +345,7 @@ def _server_findings(
     yield from _late(requests, results, "client", slo)
     yield from _set_aside(requests)
     if repeated := sum(status.get("load", {}).get("repeated", 0) for status in statuses):
-        yield _remark(
+        yield remark(
             ReasonCode.REMARK,
             f"{counted(repeated, 'request')} sent once more, because the server had closed the kept connection: their latencies hold both.",
         )
@@ -364,13 +360,13 @@ def _server_findings(
         }
         for what, unseen in hidden.items():
             if unseen:
-                yield _remark(
+                yield remark(
                     ReasonCode.NOT_JUDGED,
                     f"Not judged: {what}, of the server of replica {', '.join(str(status['replica']) for status in unseen)}, whose "
                     "processes the client beside it may not see. What the node shows is all that is known.",
                 )
     elif server.url:
-        yield _remark(
+        yield remark(
             ReasonCode.NOT_JUDGED,
             "Not judged: where these servers compute and how they share a GPU, for they ran already and the harness set nothing of "
             f"it. What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}.",
@@ -380,12 +376,12 @@ def _server_findings(
 def _set_aside(requests: ClientRequests) -> Iterator[Finding]:
     """What counts neither as a success nor as a failure."""
     if requests.cancelled:
-        yield _remark(
+        yield remark(
             ReasonCode.REMARK,
             f"{counted(requests.cancelled, 'request')} cancelled by the client, as `requests.cancel` says: neither successes nor failures.",
         )
     if requests.not_sent:
-        yield _remark(
+        yield remark(
             ReasonCode.REMARK,
             f"{counted(requests.not_sent, 'turn')} of sessions not sent, because a turn before them failed or was cancelled.",
         )

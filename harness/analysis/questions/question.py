@@ -17,6 +17,8 @@ _MOST = 1_000_000_000
 """Of a limit in milliseconds, and of a price: more is a slip, and its square no number."""
 _LONGEST_CURRENCY = 12
 ColumnOf = Callable[[Arm, Cell], Entry]
+OfMode = tuple[str, str, Estimate]
+"""A value with the row of a plot and the name of the mode that it is of."""
 
 
 @dataclass(slots=True)
@@ -92,13 +94,13 @@ def cell_table(comparison: Comparison, columns: Mapping[str, ColumnOf], fewest: 
     return Table.of(rows, words=3) if rows else None
 
 
-def by_mode(shown: str, values: Iterable[tuple[str, Estimate]], unit: str, first: str = "") -> str:
+def by_mode(shown: str, values: Iterable[OfMode], unit: str, first: str = "") -> str:
     """The range of a value under each mode: ``82 to 90% under MPS, 13 to 35% under time-slicing``.
 
     ``shown``: how it is formatted. ``first``: the unit where it stands first.
     """
     of_mode: dict[str, list[float]] = {}
-    for mode, estimate in values:
+    for _, mode, estimate in values:
         of_mode.setdefault(mode, []).append(estimate.mean)
     parts: list[str] = []
     for mode, means in sorted(of_mode.items(), key=lambda item: -max(item[1])):

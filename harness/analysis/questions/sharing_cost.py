@@ -19,6 +19,7 @@ from harness.analysis.pages.table import Entry, Table, absent, figure_entry, rat
 from harness.analysis.questions.question import (
     ColumnOf,
     ComparisonQuery,
+    OfMode,
     QuestionAnswer,
     by_mode,
     cell_table,
@@ -56,7 +57,7 @@ def cost_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnsw
         speeds,
         rule=100,
     )
-    kept = by_mode(".0f", speeds.values(), "%", "% of its solo speed")
+    kept = by_mode(".0f", speeds, "%", "% of its solo speed")
     return QuestionAnswer(
         "cost",
         "What does each mode cost?",
@@ -67,21 +68,15 @@ def cost_answer(comparison: Comparison, _query: ComparisonQuery) -> QuestionAnsw
     )
 
 
-_OfMode = dict[tuple[str, str], tuple[str, Estimate]]
-"""By row of a plot and mode: the mode's name and its value."""
-
-
-def _of_most_replicas(comparison: Comparison, value: Callable[[Comparison, Arm, Cell], Estimate | None]) -> _OfMode:
+def _of_most_replicas(
+    comparison: Comparison, value: Callable[[Comparison, Arm, Cell], Estimate | None]
+) -> list[OfMode]:
     """A value of every workload and mode, at the most replicas where there are several."""
-    values: _OfMode = {}
-    for workload in comparison.workloads():
-        many = comparison.counts(workload)[-1]
-        for arm, cell in comparison.with_replicas(workload, many) if many > 1 else ():
-            estimate = value(comparison, arm, cell)
-            if estimate is not None:
-                row = f"{workload}, {replicas_in_words(many)}"
-                values[row, arm.label] = mode_name(arm.label), estimate
-    return values
+    return [
+        (f"{workload}, {replicas_in_words(count)}", mode_name(arm.label), estimate)
+        for workload, arm, count, cell in comparison.cells()
+        if count == comparison.counts(workload)[-1] > 1 and (estimate := value(comparison, arm, cell)) is not None
+    ]
 
 
 def _most(comparison: Comparison) -> str:
@@ -99,8 +94,10 @@ def _p99_growth(comparison: Comparison, arm: Arm, cell: Cell) -> Estimate | None
     return growth.ratio if growth else None
 
 
-def _plot(comparison: Comparison, name: str, title: str, label: str, values: _OfMode, rule: float) -> list[Picture]:
-    rows = Row.of((row, mode, estimate, ()) for (row, _), (mode, estimate) in values.items())
+def _plot(
+    comparison: Comparison, name: str, title: str, label: str, values: Sequence[OfMode], rule: float
+) -> list[Picture]:
+    rows = Row.of((*value, ()) for value in values)
     return [dots(f"comparison-{name}", title, [(label, rows)], order=labels(comparison), rules=[rule])] if rows else []
 
 
@@ -145,7 +142,7 @@ def fairness_answer(comparison: Comparison, _query: ComparisonQuery) -> Question
     )
     slowest = [f.mean for *_, cell in comparison.cells() if (f := cell.estimates.get("fairness")) and not cell.paced]
     fair = f" The slowest replica serves at least {100 * min(slowest):.0f}% of the fastest." if slowest else ""
-    grown = by_mode(".1f", growths.values(), " times", " times its solo value")
+    grown = by_mode(".1f", growths, " times", " times its solo value")
     return QuestionAnswer(
         "isolation",
         "How well does it isolate?",
@@ -238,22 +235,20 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
     ]
     if not any(place.replicas > 1 for arm in taking_turns for place in arm.cells):
         missing.insert(0, "Measure several replicas under time-slicing.")
-    added = {
+    added = [
         (
             f"{cost.workload}, {replicas_in_words(cost.replicas)}{f', {cost.label}' if cost.label else ''}",
-            cost.reference,
-        ): (
             f"vs {mode_name(cost.against)}",
             cost.extra_s.scaled(100 * cost.share / cost.extra_s.mean),
         )
         for cost in costs
         if cost.extra_s.mean > 0
-    }
+    ]
     plot = _plot(comparison, "switching", "GPU time that switching adds to a request", "% more GPU time", added, rule=0)
     return QuestionAnswer(
         "switching",
         "What does context switching cost?",
-        _switching_takeaway(costs, by_mode(".0f", added.values(), "%").replace(" under vs ", " vs ")),
+        _switching_takeaway(costs, by_mode(".0f", added, "%").replace(" under vs ", " vs ")),
         Table.of(rows, words=len(rows[0]) - 3) if rows else None,
         plot,
         missing + comparison.missing_modes(),
