@@ -6,14 +6,19 @@ from __future__ import annotations
 import base64
 import errno
 import glob
+import hashlib
 import os
 import pwd
+import re
 import secrets
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 KEY_BYTES = 32
+FETCH_TIMEOUT_S = 30
+# A password in an address is nobody's to read.
+CREDENTIALS = re.compile(r"//[^/]*@")
 
 
 def write_file(path: Path, content: bytes, mode: int = 0o644, uid: int | None = None) -> None:
@@ -76,10 +81,36 @@ class Files:
             path = Path(one["path"])
             key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
             return path.read_text(encoding="utf-8") if path.exists() else str(one["content"]).replace("RANDOM_KEY", key)
+        if one.get("url"):
+            return self.fetched(Path(one["path"]), one["url"], one["sha256"].lower())
         if one["source"] is None:
             return str(one.get("secret") or one["content"])
         source = Path(one["source"])
         return "" if self.module.check_mode and not source.exists() else source.read_text(encoding="utf-8")
+
+    def fetched(self, path: Path, url: str, sha256: str) -> str:
+        """The file as it is where it has the sum, else what is served; ends the module where that has another one. In check mode nothing is fetched."""
+        content = path.read_bytes() if path.is_file() else b""
+        right = hashlib.sha256(content).hexdigest() == sha256
+        if right or self.module.check_mode:
+            return content.decode() if right else ""
+        from http.client import HTTPException
+
+        from ansible.module_utils.urls import open_url  # takes longer to import than a run without news takes
+
+        try:
+            with open_url(url, timeout=FETCH_TIMEOUT_S) as response:
+                content = bytes(response.read())
+            found = hashlib.sha256(content).hexdigest()
+            reason = "" if found == sha256 else f"has the sum {found}, and the table of versions says {sha256}"
+        except (OSError, HTTPException) as error:
+            reason = str(error) or type(error).__name__
+        if reason:
+            self.module.fail_json(
+                msg=f"{CREDENTIALS.sub('//...@', url)} could not be fetched: {reason}. Check that the machine reaches this address and that the mirror"
+                " holds this very file, or name another mirror in inventory/group_vars/all/mirrors.yml; then run again."
+            )
+        return content.decode()
 
     def file(self, path: Path, content: str, mode: str, owner: str) -> None:
         """Brings one file to its content, mode and owner."""

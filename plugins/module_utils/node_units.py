@@ -8,21 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .journal import excerpt
+from .journal import of_unit
 
-FIELDS = (
-    "Id",
-    "LoadState",
-    "ActiveState",
-    "UnitFileState",
-    "NeedDaemonReload",
-    "ActiveEnterTimestampMonotonic",
-    "Type",
-)
+FIELDS = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,ActiveEnterTimestampMonotonic,Type"
 ALIVE = ("active", "activating", "reloading")
 AT_BOOT = ("enabled", "static", "generated", "indirect")
-# Lines that are read to find why a unit failed.
-JOURNAL_LINES = "2000"
 MICROSECONDS = 1_000_000
 
 
@@ -61,7 +51,7 @@ class Units:
 
     def show(self, name: str) -> dict[str, str]:
         """The properties of a unit."""
-        command = ["systemctl", "show", "--property", ",".join(FIELDS), "--", name]
+        command = ["systemctl", "show", "--property", FIELDS, "--", name]
         code, out, err = self.module.run_command(command)
         if code != 0:
             self.module.fail_json(
@@ -81,11 +71,9 @@ class Units:
 
     def fail(self, name: str, what: str) -> None:
         """Ends the module with the unit's own words."""
-        unit = ["--unit", name] if name else []
-        command = ["journalctl", *unit, "--boot", "--no-pager", "--lines", JOURNAL_LINES, "--output", "cat"]
-        _, journal, _ = self.module.run_command(command)
+        journal = of_unit(self.module, name, self.module.params["journal_lines"])
         self.module.fail_json(
-            msg=f"{what}\nIts first errors and its last lines in systemd's journal:\n{excerpt(journal, self.module.params['journal_lines'])}\n"
+            msg=f"{what}\nIts first errors and its last lines in systemd's journal:\n{journal}\n"
             f"Fix what it reports (systemctl status {name}) and run again.",
             actions=self.actions,
         )

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import tempfile
+import stat
 from pathlib import Path
-from typing import Any
 
 from ..module_utils.documented import documented
+from ..module_utils.node_files import write_file
 
 DOCUMENTATION = r"""
 {"module": "fstab_without_swap", "author": ["the project"], "short_description": "Turns swap off in fstab without harm to any other line",
@@ -20,14 +20,12 @@ DOCUMENTATION = r"""
 """
 
 MARK = "# swap is off on a Kubernetes node: "
-TYPE_FIELD = 2
-MIN_FIELDS = 3
 
 
 def entry(line: str) -> tuple[str, ...] | None:
     """The fields of a mount entry; None for a comment, a blank line or anything that is no entry."""
     fields = tuple(line.split())
-    return fields if len(fields) >= MIN_FIELDS and not line.lstrip().startswith("#") else None
+    return fields if len(fields) >= 3 and not line.lstrip().startswith("#") else None
 
 
 def without_swap(text: str) -> tuple[str, list[str], list[str]]:
@@ -37,44 +35,27 @@ def without_swap(text: str) -> tuple[str, list[str], list[str]]:
     duplicates: list[str] = []
     seen: set[tuple[str, ...]] = set()
     for line in text.splitlines(keepends=True):
-        ours = line.startswith(MARK)
-        fields = entry(line.removeprefix(MARK)) if ours else entry(line)
-        if fields is None:
-            kept.append(line)
-            continue
-        swap = fields[TYPE_FIELD] == "swap"
+        fields = entry(line.removeprefix(MARK))
         if fields in seen:
             duplicates.append(line.strip())
             continue
-        seen.add(fields)
-        if swap and not ours:
-            disabled.append(line.strip())
-            kept.append(MARK + line.lstrip())
-        else:
-            kept.append(line)
+        seen |= {fields} if fields else set()
+        swap = fields is not None and fields[2] == "swap" and not line.startswith(MARK)
+        disabled += [line.strip()] if swap else []
+        kept.append(MARK + line.lstrip() if swap else line)
     return "".join(kept), disabled, duplicates
-
-
-def write(module: Any, path: Path, text: str) -> None:
-    """Replaces the file in one step, with its owner and mode kept."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=module.tmpdir, delete=False) as new:
-        new.write(text)
-    module.atomic_move(new.name, str(path))
 
 
 def main() -> None:
     """Runs the module."""
     module = documented(DOCUMENTATION)
     path = Path(module.params["path"])
-    if not path.exists():
-        module.exit_json(changed=False, disabled=[], duplicates=[])
-    before = path.read_text(encoding="utf-8", errors="surrogateescape")
+    before = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
     after, disabled, duplicates = without_swap(before)
-    changed = before != after
-    if changed and not module.check_mode:
-        write(module, path, after)
+    if before != after and not module.check_mode:
+        write_file(path, after.encode(errors="surrogateescape"), stat.S_IMODE(path.stat().st_mode))
     diff = {"before": before, "after": after, "before_header": str(path), "after_header": str(path)}
-    module.exit_json(changed=changed, disabled=disabled, duplicates=duplicates, diff=diff)
+    module.exit_json(changed=before != after, disabled=disabled, duplicates=duplicates, diff=diff)
 
 
 if __name__ == "__main__":

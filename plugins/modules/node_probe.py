@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..module_utils.documented import documented
-from ..module_utils.journal import excerpt
+from ..module_utils.journal import of_unit
 
 DOCUMENTATION = r"""
 {"module": "node_probe", "author": ["the project"], "short_description": "Reads the state of a machine in one call and changes nothing",
@@ -52,18 +52,6 @@ def read(path: str | Path) -> str | None:
         return None
 
 
-def os_release(text: str) -> dict[str, str]:
-    """Parses os-release(5) into its fields."""
-    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
-    return {key: value.strip().strip("\"'") for key, value in pairs}
-
-
-def memory_bytes(meminfo: str) -> int | None:
-    """Total memory in bytes from /proc/meminfo."""
-    match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
-
-
 def swaps(text: str) -> list[dict[str, Any]]:
     """The active swap areas of /proc/swaps: path, type (partition, file) and size in bytes."""
     rows = [line.split() for line in text.splitlines()[1:]]
@@ -77,11 +65,6 @@ def cgroup_version() -> str:
     if Path("/sys/fs/cgroup/unified/cgroup.controllers").exists():
         return "hybrid"
     return "v1" if Path("/sys/fs/cgroup/memory").exists() else "none"
-
-
-def psi_readable() -> bool:
-    """Whether pressure stall information can be read: the files may exist and still answer EOPNOTSUPP."""
-    return read("/proc/pressure/cpu") is not None
 
 
 # What GPUs (3D or VGA controllers) and NVSwitches (bridges of no other kind) are on the PCI bus.
@@ -296,14 +279,15 @@ def packages(module: Any, names: list[str]) -> dict[str, dict[str, Any]]:
     return state
 
 
-UNIT_FIELDS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "NeedDaemonReload")
+UNIT_FIELDS = "LoadState,ActiveState,UnitFileState"
+JOURNAL_LINES = 40
 
 
 def units(module: Any, names: list[str]) -> dict[str, dict[str, Any]]:
     """What systemd says of each unit."""
     found: dict[str, dict[str, Any]] = {}
     for name in names:
-        _, out, _ = module.run_command(["systemctl", "show", "--property", ",".join(UNIT_FIELDS), "--", name])
+        _, out, _ = module.run_command(["systemctl", "show", "--property", UNIT_FIELDS, "--", name])
         values = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
         found[name] = {
             "exists": values.get("LoadState") in ("loaded", "masked"),
@@ -313,16 +297,6 @@ def units(module: Any, names: list[str]) -> dict[str, dict[str, Any]]:
             "enabled": values.get("UnitFileState") in ("enabled", "enabled-runtime", "static", "alias"),
         }
     return found
-
-
-# A unit that repeats itself ten times a second pushes the cause out of any smaller number of last lines.
-JOURNAL_READ, JOURNAL_LINES = "5000", 40
-
-
-def journal(module: Any, unit: str) -> str:
-    """The end of a unit's journal of this boot."""
-    command = ["journalctl", "--unit", unit, "--boot", "--no-pager", "--lines", JOURNAL_READ, "--output", "cat"]
-    return str(module.run_command(command)[1])
 
 
 def clock_ahead_s(headers: Any, now_s: float) -> float | None:
@@ -370,7 +344,7 @@ def answers(urls: list[str], timeout_s: int) -> tuple[dict[str, str], dict[str, 
 
 def machine() -> dict[str, Any]:
     """The machine itself. Sizes in bytes, time in seconds since the epoch (UTC)."""
-    release = os_release(read("/etc/os-release") or "")
+    release = platform.freedesktop_os_release()
     user, ipv4 = login_user(), interfaces()
     return {
         "os": release.get("ID", ""),
@@ -387,9 +361,10 @@ def machine() -> dict[str, Any]:
         "boot_id": (read("/proc/sys/kernel/random/boot_id") or "").strip(),
         "systemd": Path("/run/systemd/system").is_dir(),
         "cpus": os.cpu_count(),
-        "memory_bytes": memory_bytes(read("/proc/meminfo") or ""),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "cgroup": cgroup_version(),
-        "psi": psi_readable(),
+        # Its files may exist and still answer EOPNOTSUPP.
+        "psi": read("/proc/pressure/cpu") is not None,
         "rapl": (SYS / "class/powercap/intel-rapl:0").exists(),
         "swaps": swaps(read("/proc/swaps") or ""),
         "time_s": time.time(),
@@ -419,7 +394,7 @@ def probe(module: Any) -> dict[str, Any]:
         "sums": {path: module.sha256(path) if Path(path).is_file() else None for path in asked["sums"]},
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
-        "journals": {unit: excerpt(journal(module, unit), JOURNAL_LINES) for unit in asked["journals"]},
+        "journals": {unit: of_unit(module, unit, JOURNAL_LINES) for unit in asked["journals"]},
         "homes": {user: home_of(user) for user in asked["users"]},
         "urls": urls,
         "names": {name: resolved(name) for name in asked["names"]},

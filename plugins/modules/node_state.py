@@ -15,16 +15,19 @@ DOCUMENTATION = r"""
   "systemd is reloaded only where it says that it needs to be.",
   "One call for the files and units of a role, where files, links, units and their handlers would be ten."],
  "options": {
-  "files": {"type": "list", "elements": "dict", "default": [], "description": "Files, written before anything is done to a unit.", "mutually_exclusive": [["content", "secret", "source"]], "required_one_of": [["content", "secret", "source"]], "suboptions": {
+  "files": {"type": "list", "elements": "dict", "default": [], "description": "Files, written before anything is done to a unit.", "mutually_exclusive": [["content", "secret", "source", "url"]], "required_one_of": [["content", "secret", "source", "url"]], "required_together": [["url", "sha256"]], "suboptions": {
     "path": {"type": "path", "required": true, "description": "Where."},
     "content": {"type": "str", "description": "What; this or O(files[].source)."},
     "source": {"type": "path", "description": "A file on the machine that is copied."},
+    "url": {"type": "str", "description": "Where it is served, in UTF-8. A file that has its O(files[].sha256) is not asked for again; one served with another is not kept."},
+    "sha256": {"type": "str", "description": "Its sum."},
     "secret": {"type": "str", "no_log": true, "description": "What as well; no log and no result shows it."},
     "mode": {"type": "str", "default": "0644", "description": "Permissions in octal."},
     "owner": {"type": "str", "default": "", "description": "User who owns it and its folder; empty for the user who runs this."},
     "only_mend": {"type": "bool", "default": false, "description": "Bring it to its content where it is there already; do not make it."},
     "random": {"type": "bool", "default": false, "description": "Make it once: RANDOM_KEY in its content is a key of 32 random bytes in base64, which no log and no result has. A file that is there keeps its content."}
   }},
+  "proxy": {"type": "dict", "default": {}, "no_log": true, "description": "http_proxy, https_proxy and no_proxy of the environment; never shown."},
   "links": {"type": "dict", "default": {}, "description": "Symbolic links as path and target; a real file in the way is an error."},
   "absent": {"type": "list", "elements": "str", "default": [], "description": "Files that must not be there; patterns as a shell would read them. What O(files) and O(links) name stays."},
   "units": {"type": "list", "elements": "dict", "default": [], "description": "The units, in their order.", "suboptions": {

@@ -20,7 +20,7 @@ class Asked(Exception):  # noqa: N818 - what a module's main comes to here
 def checked(options):
     """Every option of a specification, with those below it."""
     for option in options.values():
-        assert set(option) <= KEYS | {"mutually_exclusive", "required_one_of"}
+        assert set(option) <= KEYS | {"mutually_exclusive", "required_one_of", "required_together"}
         yield option
         yield from checked(option.get("options", {}))
 

@@ -105,11 +105,6 @@ def test_a_network_names_the_addresses_that_belong_to_it_and_how_far_it_reaches(
     assert services == {"addresses": ["10.100.3.5"], "first": "10.96.0.0", "last": "10.111.255.255"}
 
 
-def test_memory_is_bytes_or_missing():
-    assert module.memory_bytes("MemTotal:       65536 kB\nMemFree: 1 kB\n") == 64 << 20
-    assert module.memory_bytes("") is None
-
-
 @pytest.mark.parametrize(
     ("text", "driver"),
     [

@@ -11,11 +11,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import recorded_role
 import tree
-from fake_module import Failed, FakeModule, ended
+from fake_module import Failed, FakeModule
 from tree import ROOT
 
 documented = tree.shared("documented")
-fetched = tree.module("files_fetched")
+node_files = tree.shared("node_files")
 probe = tree.module("node_probe")
 TABLE = tree.load(ROOT / "inventory/group_vars/all/proxy.yml")
 NAMES = ("proxy_used", "proxy_environment", "proxy_variables")
@@ -125,48 +125,47 @@ def proxy(monkeypatch):
         server.shutdown()
 
 
-def test_repositories_and_files_are_asked_for_through_the_proxy(proxy):
+def test_repositories_and_files_are_asked_for_through_the_proxy(tmp_path, proxy):
     urls, _ = probe.answers(["http://repository.invalid/Release", "http://mirror.invalid/Release"], 5)
     assert urls["http://repository.invalid/Release"] == "ok"
     assert urls["http://mirror.invalid/Release"].startswith("cannot be reached")
-    assert fetched.fetched("http://files.invalid/a.yaml", SUM) == CONTENT
+    assert fetch(tmp_path, "http://files.invalid/a.yaml") == [str(tmp_path / "a.yaml")]
     assert proxy.asked == ["http://repository.invalid/Release", "http://files.invalid/a.yaml"]
 
 
-def fetch(monkeypatch, folder, proxy, **changes):
-    """What the module exits with."""
-
-    class Fake(FakeModule):
-        def sha256(self, path):
-            found = folder / path.rpartition("/")[2]
-            return hashlib.sha256(found.read_bytes()).hexdigest() if found.exists() else None
-
-        def atomic_move(self, new, old):
-            os.replace(new, old)  # noqa: PTH105 - as AnsibleModule's
-
-    files = [{"name": "a.yaml", "url": "http://u:p@files.invalid/a.yaml", "sha256": SUM}]
-    given = {"folder": str(folder), "files": files, "mirror": "", "proxy": proxy.told}
-    fake = Fake(check_mode=changes.pop("check_mode", False), **given | changes)
-    return ended(monkeypatch, fetched, fake)
+def fetch(folder, url, sha256=SUM, *, check_mode=False):
+    """The paths that node_state writes."""
+    path = folder / url.rpartition("/")[2]
+    files = node_files.Files(FakeModule(check_mode=check_mode))
+    files.file(path, files.content({"path": str(path), "url": url, "sha256": sha256}), "0644", "")
+    return files.written
 
 
-def test_a_file_is_fetched_once_and_one_with_another_sum_is_not_kept(monkeypatch, tmp_path, proxy):
-    assert fetch(monkeypatch, tmp_path / "m", proxy, check_mode=True)["changed"] is True
-    assert proxy.asked == []
-    assert fetch(monkeypatch, tmp_path / "m", proxy) == {"changed": True, "fetched": ["a.yaml"]}
-    assert (tmp_path / "m/a.yaml").read_bytes() == CONTENT
-    assert fetch(monkeypatch, tmp_path / "m", proxy) == {"changed": False, "fetched": []}
+def test_a_file_is_fetched_once_and_one_with_another_sum_is_not_kept(tmp_path, proxy):
+    url, folder = "http://u:p@files.invalid/a.yaml", tmp_path / "m"
+    assert fetch(folder, url, check_mode=True) == [str(folder / "a.yaml")]
+    assert (proxy.asked, folder.exists()) == ([], False)
+    assert fetch(folder, url) == [str(folder / "a.yaml")]
+    assert (folder / "a.yaml").read_bytes() == CONTENT
+    assert fetch(folder, url) == fetch(folder, url, check_mode=True) == []
     assert len(proxy.asked) == 1
-    lying = [{"name": "b.yaml", "url": "http://u:hidden@files.invalid/b.yaml", "sha256": "0" * 64}]
     with pytest.raises(Failed, match=f"//...@files.invalid/b.yaml could not be fetched: has the sum {SUM}") as failed:
-        fetch(monkeypatch, tmp_path / "m", proxy, files=lying)
+        fetch(folder, "http://u:hidden@files.invalid/b.yaml", "0" * 64)
     assert "hidden" not in str(failed.value)
-    assert not (tmp_path / "m/b.yaml").exists()
+    assert not (folder / "b.yaml").exists()
 
 
-def test_all_files_come_from_the_mirror_where_there_is_one(monkeypatch, tmp_path, proxy):
-    fetch(monkeypatch, tmp_path, proxy, mirror="http://files.invalid/calico/")
-    assert proxy.asked == ["http://files.invalid/calico/a.yaml"]
+@pytest.mark.parametrize("mirror", ["", "http://mirror.invalid/calico/"])
+def test_all_files_come_from_the_mirror_where_there_is_one(mirror):
+    (task,) = [one for one in tree.load(ROOT / "roles/calico/tasks/main.yml") if one["name"] == "Fetch the manifests"]
+    (file,) = task["node_state"]["files"]
+    given = {
+        "calico_mirror": mirror,
+        "item": {"name": "a.yaml", "url": "http://files.invalid/b"},
+        "__calico_folder": "/f",
+    }
+    told = tree.template({name: file[name] for name in ("path", "url")}, given)
+    assert told == {"path": "/f/a.yaml", "url": f"{mirror}a.yaml" if mirror else "http://files.invalid/b"}
 
 
 PLAY = """\
@@ -176,8 +175,8 @@ PLAY = """\
   tasks:
     - {name: Write, node_state: {files: [{path: "{{ folder }}/d/env", mode: "0600", secret: "{{ http_proxy }}"}]}}
     - {name: Ask, node_probe: {urls: ["http://repository.invalid/"], proxy: {http_proxy: "{{ http_proxy }}"}, urls_timeout_s: 5}}
-    - {name: Fetch, files_fetched: {folder: "{{ folder }}", files: [{name: a, url: "http://x.invalid/a", sha256: "0"}],
-                                    proxy: {http_proxy: "{{ http_proxy }}"}}}
+    - {name: Fetch, node_state: {files: [{path: "{{ folder }}/a", url: "http://x.invalid/a", sha256: "0"}],
+                                 proxy: {http_proxy: "{{ http_proxy }}"}}}
 """
 
 
