@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import functools
 import ipaddress
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,6 @@ READ_CHARS = 1000
 # user:password@ of an address, whatever is wrong with it; a digest (image@sha256:...) is none.
 CREDENTIALS = re.compile(r"(?<=//).*@|[^\s\"/@]+:[^\s\"@]+@(?!sha256:)")
 
-Judge = Callable[[str, Mapping[str, Any]], Any]
-
 
 def amount(text: str) -> float:
     """Bytes or CPUs of a quantity such as 512Mi, 2 or 500m."""
@@ -108,18 +107,21 @@ def driver(text: str) -> list[int]:
     return [int(part) for part in text.split(".")]
 
 
-def _endpoint(text: str) -> bool:
+def endpoint(text: str) -> bool:
+    """Whether a text is a name or an address, with or without a port."""
     host = text.partition(":")[0]
     return port_fits(text) and (bool(address(host)) if host.rpartition(".")[2].isdigit() else host != "localhost")
 
 
-def _certificate(text: str) -> bool:
+def certificate(text: str) -> bool:
+    """Whether a path leads to a certificate; OSError where it leads to nothing."""
     # Another path is looked for where Ansible looks for files.
     path = Path(text).expanduser()
     return not path.is_absolute() or "-----BEGIN CERTIFICATE-----" in path.read_text(encoding="utf-8")
 
 
-def _cron(text: str) -> bool:
+def cron(text: str) -> bool:
+    """Whether a text is when a CronJob runs."""
     fields = text.split(" ")
     return len(fields) == len(CRON) and all(
         _cron_field(field, *bounds) for field, bounds in zip(fields, CRON, strict=True)
@@ -137,36 +139,28 @@ def _cron_field(field: str, least: int, most: int) -> bool:
     return True
 
 
-# What a text of a kind is judged by beside its pattern: False, or an error in reading it, refuses it.
-KINDS: dict[str, Judge] = {
-    "address": lambda text, _kind: address(text),
-    "endpoint": lambda text, _kind: _endpoint(text),
-    "certificate": lambda text, _kind: _certificate(text),
-    "port": lambda text, _kind: port_fits(text),
-    "network": lambda text, _kind: network(text),
-    "cron": lambda text, _kind: _cron(text),
-    "date": lambda text, _kind: dt.date.fromisoformat(text),
-    "memory": lambda text, kind: kind["least"] <= amount(text) <= kind["most"],
-    "cpus": lambda text, _kind: 0.05 <= amount(text) <= 1024,
-    "duration": lambda text, kind: kind["least"] <= seconds(text) <= kind["most"],
-}
-# What the rules of several variables may call.
+# What the expressions of kinds.yml may call.
 RULES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)  # noqa: S701 - makes no page
 RULES.globals |= {
     "address": address,
     "amount": amount,
-    "driver": driver,
-    "network": network,
-    "whole_network": whole_network,
+    "certificate": certificate,
+    "cron": cron,
+    "date": dt.date.fromisoformat,
 }
+RULES.globals |= {"driver": driver, "endpoint": endpoint, "network": network, "port_fits": port_fits}
+RULES.globals |= {"seconds": seconds, "whole_network": whole_network}
+compiled = functools.cache(RULES.compile_expression)
 
 
 def fits(kind: Mapping[str, Any], text: str) -> bool:
-    """Whether a text that has its kind's pattern is of the kind."""
-    if text in kind.get("but", ()):
+    """Whether a text is of a kind."""
+    if text == "" and kind.get("empty"):
+        return True
+    if not re.fullmatch(kind.get("pattern", "[ -~]*"), text) or text in kind.get("but", ()):
         return False
     try:
-        return "rule" not in kind or KINDS[kind["rule"]](text, kind) is not False
+        return "rule" not in kind or bool(compiled(kind["rule"])(text=text))
     except (OSError, ValueError):
         return False
 
@@ -262,7 +256,7 @@ class Table:
                 yield f"{name} is {self.shown(name, value)}; it has to be {reason}."
         for names, rule in self.rules:
             known = {name: good[name] for name in names if name in good}
-            if len(known) == len(names) and not RULES.compile_expression(rule["that"])(**known):
+            if len(known) == len(names) and not compiled(rule["that"])(**known):
                 yield f"{' and '.join(f'{name} ({value})' for name, value in known.items())}: {rule['say']}."
 
     def shown(self, name: str, value: Any) -> str:
@@ -314,13 +308,9 @@ class Table:
         kind = self.kinds[name]
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         text = str(value) if isinstance(value, str) or (number and kind.get("number")) else None
-        right = text is not None and (
-            (kind.get("empty") and text == "")
-            or (bool(re.fullmatch(kind.get("pattern", "[ -~]*"), text)) and fits(kind, text))
-        )
-        if not right:
+        if text is None or not fits(kind, text):
             raise WrongValueError(kind["is"])
-        return str(text)
+        return text
 
     def field(self, kind: Any, value: Any) -> Any:
         """One element or value of a collection."""

@@ -20,98 +20,79 @@ DOCUMENTATION = r"""
 
 
 class Divider:
-    """Divides GPUs one by one.
+    """Divides GPUs one by one into these instances."""
 
-    Args:
-        module: whose commands are run.
-        profiles: of the instances wanted on each GPU.
-    """
+    def __init__(self, module: Any) -> None:
+        self.module, self.smi = module, NvidiaSmi(module)
+        self.profiles: list[str] = module.params["profiles"]
 
-    def __init__(self, module: Any, profiles: list[str]) -> None:
-        self._module = module
-        self._smi = NvidiaSmi(module)
-        self._profiles = profiles
+    def fail(self, what: str, advice: str) -> None:
+        """Ends the module."""
+        self.module.fail_json(msg=f"{what}; {advice}.")
 
     def others(self) -> list[dict[str, Any]]:
-        """GPUs that are divided otherwise, or not at all. Ends the module where one has no MIG."""
-        found = self._smi.devices()
-        if not found:
-            self._fail("the driver shows no GPU", "see `dmesg | grep -i nvrm`, or reboot")
-        for device in found:
-            if device["mig"] is None:
-                self._fail(
-                    f"{_name(device)} does not support MIG", "remove device_plugin_mig_profiles from this machine"
-                )
-        return [one for one in found if not one["mig"] or sorted(one["instances"]) != sorted(self._profiles)]
-
-    def refuse_busy(self, devices: list[dict[str, Any]]) -> None:
-        """End the module where processes run on one of these GPUs."""
+        """GPUs that are divided otherwise, or not at all. Ends the module where one has no MIG, or a process."""
+        devices = self.smi.devices()
+        if not devices:
+            self.fail("the driver shows no GPU", "see `dmesg | grep -i nvrm`, or reboot")
         for device in devices:
-            pids = self._smi.ask(
-                "-i", str(device["index"]), "--query-compute-apps=pid", "--format=csv,noheader"
-            ).split()
-            if pids:
-                self._fail(f"processes {', '.join(pids)} run on {_name(device)}", "end them; nothing was changed")
+            if device["mig"] is None:
+                self.fail(
+                    f"{name_of(device)} does not support MIG", "remove device_plugin_mig_profiles from this machine"
+                )
+        found = [one for one in devices if not one["mig"] or sorted(one["instances"]) != sorted(self.profiles)]
+        for device in found:
+            query = ("-i", str(device["index"]), "--query-compute-apps=pid", "--format=csv,noheader")
+            if pids := self.smi.ask(*query).split():
+                self.fail(f"processes {', '.join(pids)} run on {name_of(device)}", "end them; nothing was changed")
+        return found
+
+    def do(self, device: dict[str, Any], *words: str) -> str:
+        """What nvidia-smi says; ends the module where it fails."""
+        code, said = self.smi.run(*words)
+        if code != 0:
+            self.fail(
+                f"nvidia-smi {' '.join(words)} ended with {code} on {name_of(device)}: {said[-400:]}",
+                f"`nvidia-smi mig -i {device['index']} -lgip` lists the profiles and how many of each fit",
+            )
+        return str(said)
 
     def divide(self, device: dict[str, Any]) -> None:
         """Bring one GPU to its instances."""
         index = str(device["index"])
         if not device["mig"]:
-            said = self._do(device, "-i", index, "-mig", "1")
-            if not self._mig_is_on(device):
-                self._fail(
-                    f"{_name(device)} does not turn MIG on: {said}",
+            said = self.do(device, "-i", index, "-mig", "1")
+            if not any(one["index"] == device["index"] and one["mig"] for one in self.smi.devices()):
+                self.fail(
+                    f"{name_of(device)} does not turn MIG on: {said}",
                     "stop what holds the GPU (DCGM, persistence daemons, displays), or reboot; then run this again",
                 )
         elif device["instances"]:
-            self._do(device, "mig", "-i", index, "-dci")
-            self._do(device, "mig", "-i", index, "-dgi")
-        self._do(device, "mig", "-i", index, "-cgi", ",".join(self._profiles), "-C")
-
-    def _mig_is_on(self, device: dict[str, Any]) -> bool:
-        return any(one["index"] == device["index"] and one["mig"] for one in self._smi.devices())
-
-    def _do(self, device: dict[str, Any], *words: str) -> str:
-        code, said = self._smi.run(*words)
-        if code != 0:
-            self._fail(
-                f"nvidia-smi {' '.join(words)} ended with {code} on {_name(device)}: {said[-400:]}",
-                f"`nvidia-smi mig -i {device['index']} -lgip` lists the profiles and how many of each fit",
-            )
-        return str(said)
-
-    def _fail(self, what: str, advice: str) -> None:
-        self._module.fail_json(msg=f"{what}; {advice}.")
+            self.do(device, "mig", "-i", index, "-dci")
+            self.do(device, "mig", "-i", index, "-dgi")
+        self.do(device, "mig", "-i", index, "-cgi", ",".join(self.profiles), "-C")
 
 
-def _name(device: dict[str, Any]) -> str:
+def name_of(device: dict[str, Any]) -> str:
+    """A GPU as messages call it."""
     return f"GPU {device['index']} ({device['name']})"
 
 
-def _layout(devices: list[dict[str, Any]], profiles: list[str] | None = None) -> str:
-    """One line for each GPU, for the diff."""
-    lines = []
-    for device in devices:
-        instances = sorted(device["instances"] if profiles is None else profiles)
-        lines.append(f"{_name(device)}: {', '.join(instances) or 'undivided'}\n")
-    return "".join(lines)
+def layout(device: dict[str, Any], instances: list[str]) -> str:
+    """A line of the diff."""
+    return f"{name_of(device)}: {', '.join(sorted(instances)) or 'undivided'}\n"
 
 
 def main() -> None:
     """Runs the module."""
     module = documented(DOCUMENTATION)
-    profiles = module.params["profiles"]
-    divider = Divider(module, profiles)
+    divider = Divider(module)
     devices = divider.others()
-    divider.refuse_busy(devices)
-    if not module.check_mode:
-        for device in devices:
-            divider.divide(device)
-    module.exit_json(
-        changed=bool(devices),
-        divided=[device["index"] for device in devices],
-        diff={"before": _layout(devices), "after": _layout(devices, profiles)},
-    )
+    diff = {"before": "".join(layout(device, device["instances"]) for device in devices)}
+    diff["after"] = "".join(layout(device, divider.profiles) for device in devices)
+    for device in [] if module.check_mode else devices:
+        divider.divide(device)
+    module.exit_json(changed=bool(devices), divided=[device["index"] for device in devices], diff=diff)
 
 
 if __name__ == "__main__":
