@@ -96,9 +96,9 @@ class Packages:
     def apt(self, verb: str, *arguments: str, settings: tuple[str, ...] = ()) -> str:
         """One apt-get verb, without questions; what it said where it failed. Whoever holds a lock is waited for."""
         limit_s = self.module.params["lock_timeout_s"]
-        every = (f"DPkg::Lock::Timeout={limit_s}", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold")
-        every += ("APT::Install-Recommends=false", "Acquire::Retries=2")
-        every += tuple(f"Acquire::{kind}::Timeout={FETCH_TIMEOUT_S}" for kind in ("http", "https"))
+        every = [f"DPkg::Lock::Timeout={limit_s}", "Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"]
+        every += ["APT::Install-Recommends=false", "Acquire::Retries=2"]
+        every += [f"Acquire::{kind}::Timeout={FETCH_TIMEOUT_S}" for kind in ("http", "https")]
         options = [part for setting in (*every, *settings) for part in ("-o", setting)]
         deadline_s = time.monotonic() + limit_s
         while True:

@@ -256,12 +256,9 @@ def path_state(path: str) -> dict[str, Any]:
     return {
         "exists": Path(path).exists(),
         "link": str(Path(path).readlink()) if linked else None,
-        "directory": Path(path).is_dir(),
         "mounted": any(line.split()[1] == path for line in (read("/proc/self/mounts") or "").splitlines()),
-        "executable": os.access(path, os.X_OK),
         "mode": format(stat.S_IMODE(info.st_mode), "04o"),
         "owner": owner,
-        "size_bytes": info.st_size,
     }
 
 
@@ -353,7 +350,6 @@ def machine() -> dict[str, Any]:
         "os_name": release.get("PRETTY_NAME", ""),
         "architecture": platform.machine(),
         "kernel": platform.release(),
-        "hostname": platform.node(),
         "addresses": sorted(ipv4.values()),
         "interfaces": ipv4,
         "default_routes": default_routes(read("/proc/net/route") or ""),
