@@ -201,7 +201,7 @@ threading.setprofile(profile)
 sys.setprofile(profile)
 """
 BESIDE = (
-    *("verify_experiment", "verify", "judge", "evaluate", "report_of", "write_report", "limits", "bests"),
+    *("verify_experiment", "verify", "judge", "evaluate", "report_of", "limits", "bests"),
     *("headline", "concerns", "families", "interference", "observe", "_worst_p99"),
 )
 """Functions, by name in any version, that make something else of a latency."""

@@ -16,7 +16,7 @@ import harness
 from harness.analysis import campaign_table, goodput, objective, summary
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.axes import pictures as pictures_of_settings
-from harness.analysis.campaign import CampaignAnalysis, MeasuredRun, analyse
+from harness.analysis.campaign import CampaignAnalysis, MeasuredRun
 from harness.analysis.comparability import gpu_names, part_of_gpu, places, places_in_words, reserved
 from harness.analysis.contrasts.comparison import Comparison, settings_of
 from harness.analysis.format import (
@@ -58,11 +58,6 @@ from harness.sharing.modes import MODES, mode_of
 REPORT_MD = "report.md"
 PLOTS = "plots"
 _SHIPPED = "shipped:"
-
-
-def write_report(folder: Path) -> Path:
-    """Analyse a campaign, finished or not, and write its report; see ``analyse`` and ``report_of``."""
-    return report_of(analyse(folder))
 
 
 def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.analysis.campaign import analyse
-from harness.analysis.report import write_report
+from harness.analysis.report import report_of
 from harness.metrics.catalogue import STANDARD, select
 from tests.support.campaigns import Campaign
 
@@ -67,7 +67,7 @@ def test_the_figures_agree_with_each_other(campaign):
 
 
 def test_the_report_shows_each_one_s_own_beside_those_of_all(campaign):
-    write_report(campaign)
+    report_of(analyse(campaign))
     parts = re.split(r"^### ", (campaign / "report.md").read_text(), flags=re.MULTILINE)
     for name in MODELS:
         (tables,) = [part for part in parts if part.startswith(f"{name}\n\n|")]

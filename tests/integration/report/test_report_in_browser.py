@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.report import write_report
+from harness.analysis.campaign import analyse
+from harness.analysis.report import report_of
 from harness.results.layout import metric_files
 from harness.results.manifest import Status
 from harness.spec import Sharing
@@ -106,7 +107,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The report of a case, or of two modes with a run that does not count (drawn once: that takes seconds)."""
     place = tmp_path_factory.mktemp("reports")
     made = {name: make for name, (make, _, _) in CASES.items()} | {"modes": two_modes}
-    return functools.cache(lambda name: write_report(made[name](place / name)))
+    return functools.cache(lambda name: report_of(analyse(made[name](place / name))))
 
 
 @pytest.mark.parametrize("case", CASES)

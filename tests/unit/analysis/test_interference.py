@@ -22,7 +22,7 @@ from harness.analysis.questions.condition_overhead import (
     judge,
 )
 from harness.analysis.questions.isolation import IsolationChoice, isolated, isolation_choices, overheads
-from harness.analysis.report import write_report
+from harness.analysis.report import report_of
 from harness.analysis.statistics import Estimate, Outcome, paired
 from harness.errors import ReasonCode
 from harness.metrics.rows import MetricRow, series_name
@@ -360,7 +360,7 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_report_says_who_keeps_the_limit(folder):
-    page = write_report(folder).read_text()
+    page = report_of(analyse(folder)).read_text()
     text = (folder / "report.md").read_text()
 
     for said in (page, text):

@@ -17,7 +17,7 @@ from harness.analysis.campaign import analyse
 from harness.analysis.pages.curves import overview, scaling, timeline
 from harness.analysis.pages.plot import Panel, Picture, PlotSeries, ReferenceLine, linear_ticks, log_ticks, png, thinned
 from harness.analysis.pages.svg import chart, document
-from harness.analysis.report import write_plots, write_report
+from harness.analysis.report import report_of, write_plots
 from harness.results.layout import metric_files
 from harness.results.manifest import Manifest, Status
 from harness.results.writers import finalise
@@ -188,7 +188,7 @@ def test_a_timeline_has_its_panels_with_and_without_a_gpu(tmp_path: Path, gpu: b
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_recording_stopped_after_a_row_or_two_is_reported(tmp_path: Path, rows: int) -> None:
     truncated(tmp_path, rows)
-    page = write_report(tmp_path).read_text()
+    page = report_of(analyse(tmp_path)).read_text()
     assert "INVALID" in page
     assert "nan" not in (tmp_path / "summary.csv").read_text()
 
@@ -200,6 +200,6 @@ def test_an_experiment_that_recorded_nothing_is_reported(tmp_path: Path) -> None
     manifest = manifest_for(spec, shape, START_S).model_copy(update={"absent_metrics": reasons, "replicas": []})
     (tmp_path / "attempt").mkdir()
     finalise(tmp_path / "attempt", tmp_path / spec.experiment_id, manifest)
-    page = write_report(tmp_path).read_text()
+    page = report_of(analyse(tmp_path)).read_text()
     assert "the replica died" in page
     assert "no experiment can be used" in page.lower()

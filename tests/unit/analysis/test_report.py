@@ -17,7 +17,7 @@ from harness.analysis.comparability import differences, environment, gpu_names, 
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.narrative import answers, caveats, headline, limits
 from harness.analysis.pages.tables import _scaling_entry, scaling_tables
-from harness.analysis.report import report_of, write_report
+from harness.analysis.report import report_of
 from harness.analysis.summary import index as index_of
 from harness.campaign.publish import publish
 from harness.cli import app
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tmp_path_factory.mktemp("results") / "synthetic", replicas=[1, 3, 8], repeats=2, shape=SHAPE, finished=5
     )
     (folder / "campaign.yaml").write_text("name: synthetic # <b>not bold</b>\n")
-    write_report(folder)
+    report_of(analyse(folder))
     return folder
 
 
@@ -54,7 +54,7 @@ def test_the_page_needs_nothing_else_and_stays_small(folder: Path) -> None:
 def test_a_campaign_file_that_is_damaged_keeps_no_figure_from_its_report(tmp_path: Path) -> None:
     folder = write_campaign(tmp_path / "damaged", replicas=[1], repeats=1, shape=Shape(record_s=4))
     (folder / "campaign.yaml").write_bytes(b"name: scratched\xff\n")
-    write_report(folder)
+    report_of(analyse(folder))
     assert "name: scratched\ufffd" in (folder / "report.html").read_text()
 
 
@@ -106,7 +106,7 @@ def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(
     found = analyse(tmp_path)
     (sentence,) = [sentence for sentence in caveats(found) if "power cap" in sentence]
     assert "resnet50 r3 (26 %)" in sentence
-    write_report(tmp_path)
+    report_of(analyse(tmp_path))
     table = (tmp_path / "report.md").read_text()
     assert "SM active" in table
     assert "62.5 %" in table
@@ -376,7 +376,7 @@ def test_summary_json_is_strict_json_and_names_what_is_left_out(tmp_path: Path) 
 
 def test_a_folder_that_is_no_campaign_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ResultsPathError):
-        write_report(tmp_path)
+        report_of(analyse(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -411,7 +411,7 @@ def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_pla
 def test_the_index_lists_campaigns_and_archives_by_their_summaries(tmp_path: Path) -> None:
     for name, scale in (("slow", 0.5), ("fast", 1.0)):
         write_campaign(tmp_path / name, replicas=[1, 3], repeats=2, shape=replace(SHAPE, record_s=5, scale=scale))
-        report.write_report(tmp_path / name)
+        report.report_of(analyse(tmp_path / name))
     publish(tmp_path / "fast", tmp_path / "set.tar.xz")
     (tmp_path / "slow" / "summary.csv").write_text("changed")
     write_campaign(tmp_path / "unread", replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
@@ -449,7 +449,7 @@ def test_what_a_stranger_wrote_is_no_markup_and_no_command_of_a_terminal(tmp_pat
     content = json.loads(plan.read_text())
     content["spec"]["description"] = "<img src=x onerror=alert(1)> \x1b]0;owned\x07\u202etxt"
     plan.write_text(json.dumps(content))
-    report.write_report(tmp_path)
+    report.report_of(analyse(tmp_path))
     text = (tmp_path / "report.md").read_text()
     assert "&lt;img src=x onerror=alert(1)&gt; txt" in " ".join(text.split())
     assert not {"\x1b", "\x07", "\u202e"} & set(text)
@@ -462,7 +462,7 @@ def test_repeats_until_known_are_named_by_their_limit_and_an_unknown_format_is_r
     content = json.loads(plan.read_text())
     content["spec"] |= {"repeats": {"until_known": {"max": 7}}, "order": "interleaved"}
     plan.write_text(json.dumps(content))
-    page = write_report(tmp_path).read_text()
+    page = report_of(analyse(tmp_path)).read_text()
     assert "<li><b>up to 7</b><span>repeats</span></li>" in page
     plan.write_text(json.dumps(content | {"format": 99}))
     with pytest.raises(ResultsPathError, match="format 99"):

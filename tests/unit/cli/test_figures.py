@@ -100,7 +100,7 @@ def test_a_run_without_a_gpu_is_shown_as_of_the_cpu_and_keeps_its_mode_in_files(
     assert (cell.sharing, cell.mode, cell.mode_shown) == ("time-slicing", "time-slicing", shown_as)
     (table,) = tables.short_tables(analyse(folder))
     assert shown_as in table.texts[0]
-    report.write_report(folder)
+    report.report_of(analyse(folder))
     assert [row["sharing"] for row in index(tmp_path).rows] == [shown_as]
 
 

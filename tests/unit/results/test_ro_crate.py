@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.report import write_report
+from harness.analysis.campaign import analyse
+from harness.analysis.report import report_of
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli import app
@@ -131,7 +132,7 @@ def test_a_description_names_no_file_elsewhere(folder: Path) -> None:
 
 def test_a_set_that_was_unpacked_may_get_its_report_again(folder: Path) -> None:
     assert problems(folder) == []
-    write_report(folder)
+    report_of(analyse(folder))
     assert problems(folder) == []
 
 
