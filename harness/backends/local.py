@@ -44,7 +44,6 @@ from harness.sharing.modes import MODES, mode_of
 from harness.spec import Device, ExperimentSpec, Timing
 from harness.spec.condition import crashing
 from harness.spec.replica import OF_ITS_START, VARIABLE, ReplicaSpec
-from harness.spec.workload import BUILTIN_WORKLOADS
 
 POLL_S = 0.1
 ON_GPU_WITHIN_S = 10.0
@@ -82,9 +81,7 @@ class LocalBackend(Backend):
     def _forks(self, slot: ReplicaSlot, timing: Timing) -> ForkServer | None:
         """What forks this replica; None: it starts as a new process."""
         name = slot.workload.target
-        if timing.start != "forked" or slot.layer is not None or name not in BUILTIN_WORKLOADS:
-            return None
-        if slot.cpus:  # torch counts its threads by the CPUs that it may use when it is imported
+        if timing.start != "forked" or slot.layer is not None or not slot.workload.can_fork:
             return None
         if name not in self._fork_servers:
             environment = {"PYTHONPATH": import_paths(), CAMPAIGN_VARIABLE: self._campaign_id, **OF_ITS_START}

@@ -13,7 +13,7 @@ import psutil
 
 from harness.analysis.contrasts.until_known import rivals
 from harness.backends.base import make_backend
-from harness.campaign.plan import START_PER_PROCESS_S, START_S, estimate, one_experiment
+from harness.campaign.plan import estimate, one_experiment
 from harness.campaign.preflight import refuse_errors
 from harness.campaign.settings import Setting, with_settings
 from harness.campaign.source import GIVEN, SHIPPED_PREFIX, CampaignSource, source_of
@@ -126,7 +126,7 @@ def least_budget_s(spec: CampaignSpec) -> float:
     """What it takes until the first look, at least."""
     wanted = spec.until_known
     looked_at = wanted.first_look if wanted else 1
-    return looked_at * _block_s(spec, spec.cells()) + AROUND_S
+    return looked_at * block_s(spec, spec.cells()) + AROUND_S
 
 
 def _smaller(source: CampaignSource) -> list[CampaignSource]:
@@ -148,16 +148,16 @@ def most_blocks(spec: CampaignSpec, budget_s: float) -> int:
     """Blocks that the budget may come to where replicas start as fast as they can: the error is divided over so many looks."""
     wanted = spec.until_known
     first = wanted.first_look if wanted else 1
-    whole_s = _block_s(spec, spec.cells(), FASTEST_START)
-    asked_s = _block_s(spec, [cell for group in rivals(spec.cells()) for cell in group], FASTEST_START)
+    whole_s = block_s(spec, spec.cells(), FASTEST_START)
+    asked_s = block_s(spec, [cell for group in rivals(spec.cells()) for cell in group], FASTEST_START)
     later = (budget_s - first * whole_s) / asked_s
     return min(max(first + math.ceil(later), FEWEST_BLOCKS), MOST_BLOCKS)
 
 
-def _block_s(spec: CampaignSpec, cells: Sequence[CellSpec], start: float = 1.0) -> float:
-    if start == 1.0:
-        return estimate([one_experiment(spec, cell, 1) for cell in cells]).total_s
-    return sum(spec.timing.phases_s + start * (START_S + START_PER_PROCESS_S * cell.processes) for cell in cells)
+def block_s(spec: CampaignSpec, cells: Sequence[CellSpec], start: float = 1.0) -> float:
+    """Seconds of one run of each of the cells, where replicas take ``start`` of the usual time to start."""
+    cost = estimate([one_experiment(spec, cell, 1) for cell in cells])
+    return cost.duration_s + start * cost.starts_s
 
 
 def _in_words(cell: CellSpec) -> str:

@@ -277,6 +277,11 @@ class WorkloadSpec(StrictModel):
             yield f"`options`: {self.target} has no option {unknown!r}; {nearest(unknown, known)}"
 
     @property
+    def can_fork(self) -> bool:
+        """Whether its replicas can be forked: torch counts its threads by the CPUs that it may use when it is imported."""
+        return self.target in BUILTIN_WORKLOADS and not self.cpus_per_replica
+
+    @property
     def processes_per_replica(self) -> int:
         """That compute, each on a GPU of its own where there are enough."""
         return 2 if self.target == "data-parallel-training" else 1

@@ -29,14 +29,13 @@ from harness.analysis.campaign import ConfigurationKey, MeasuredRun, key_of
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.until_known import State, judge
 from harness.analysis.questions.decision import BestMode, Certainty, decisions
-from harness.campaign.fit import FASTEST_START, most_blocks
-from harness.campaign.plan import START_PER_PROCESS_S, START_S
+from harness.campaign.fit import FASTEST_START, block_s, most_blocks
 from harness.results.published import opened
 from harness.spec import CampaignSpec, CellSpec, Repeats, Sharing, Timing, UntilKnown
 from tests.benchmarks.stop_when_known import ROOT, _replay
 
 BUDGET_S = 300.0
-TIMING = Timing(step_s=0.5, stabilise_s=2, record_s=8, cooldown_s=0)
+TIMING = Timing(step_s=0.5, stabilise_s=2, record_s=8, cooldown_s=0, start="forked")
 WRONG, RIGHT, CLEAR = 0.05, 0.9, 0.1
 SETS = (
     ["h200-activity-2*"],
@@ -177,9 +176,7 @@ def campaign(
     spent_s = 0.0
     while True:
         progress = judge(wanted, cells, runs)
-        cost_s = sum(
-            TIMING.phases_s + start * (START_S + START_PER_PROCESS_S * it.processes) for it in progress.following
-        )
+        cost_s = block_s(published.spec, progress.following, start)
         if not progress.following or spent_s + cost_s > BUDGET_S:
             return {it.metric: (it.state, it.cell.mode) for it in progress.verdicts}, spent_s
         spent_s += cost_s
