@@ -26,8 +26,8 @@ from harness.spec.model import LOCAL
 FASTEST_START = 0.5
 """Of the usual time to start replicas: how many blocks there may be is reckoned with it, and how many there are is seen."""
 MOST_BLOCKS, FEWEST_BLOCKS = 30, 4
-AROUND_S = 5.0
-"""To begin a campaign, and to write what came of it."""
+AROUND_S = 10.0
+"""To begin a campaign, to import what its replicas are forked with, and to write what came of it."""
 _OPTION = "fitted:"
 
 

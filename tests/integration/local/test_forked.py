@@ -2,7 +2,6 @@
 
 import signal
 import threading
-from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -94,7 +93,7 @@ def test_a_workload_that_cannot_be_imported_is_left_to_a_new_process():
 def test_the_backend_forks_a_built_in_workload_and_no_other(monkeypatch, tmp_path):
     from tests.support.experiments import experiment
 
-    monkeypatch.setattr("harness.backends.local.BUILTIN_WORKLOADS", [TINY])
+    monkeypatch.setattr("harness.spec.workload.BUILTIN_WORKLOADS", [TINY])
     backend = LocalBackend("forks")
     wishes = {"timing": {"start": "forked"}}
     try:
@@ -120,10 +119,11 @@ def test_an_environment_may_be_larger_than_a_socket_takes_at_once(server, lifeli
 
 
 def test_a_replica_with_cpus_of_its_own_imports_on_them(monkeypatch, tmp_path):
-    monkeypatch.setattr("harness.backends.local.BUILTIN_WORKLOADS", [TINY])
+    monkeypatch.setattr("harness.spec.workload.BUILTIN_WORKLOADS", [TINY])
     monkeypatch.setattr("harness.backends.local.ForkServer", lambda *_: SimpleNamespace(ready=True))
     forks = LocalBackend("forks")._forks
-    slot = ReplicaSlot(WorkloadSpec(name="tiny", factory=TINY), 0, tmp_path)
+    workload = WorkloadSpec(name="tiny", factory=TINY)
 
-    assert forks(slot, Timing(start="forked")) is not None
-    assert forks(replace(slot, cpus=(0,)), Timing(start="forked")) is None
+    assert forks(ReplicaSlot(workload, 0, tmp_path), Timing(start="forked")) is not None
+    of_its_own = workload.model_copy(update={"cpus_per_replica": 1})
+    assert forks(ReplicaSlot(of_its_own, 0, tmp_path), Timing(start="forked")) is None

@@ -130,7 +130,7 @@ def test_the_shipped_campaign_fits_its_five_minutes():
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize(("budget", "left"), [("120s", 3), ("90s", 2)])
+@pytest.mark.parametrize(("budget", "left"), [("120s", 3), ("80s", 2)])
 def test_a_short_budget_gets_fewer_configurations_and_says_so(budget, left):
     said = []
     spec = fitted(of(budget), say=said.append).spec
