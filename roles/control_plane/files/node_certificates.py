@@ -36,16 +36,8 @@ USAGES = {"digital signature", "key encipherment", "server auth"}
 # A request as kubelets write it: base64 alone within its frame.
 PEM = re.compile(r"-----BEGIN CERTIFICATE REQUEST-----\n([A-Za-z0-9+/=\n]+)\n-----END CERTIFICATE REQUEST-----\n?")
 # Tags of DER, and those of alternative names; texts are UTF8String and PrintableString.
-INTEGER, BIT_STRING, OCTETS, OBJECT, SEQUENCE, SET, ATTRIBUTES, TEXTS = (
-    0x02,
-    0x03,
-    0x04,
-    0x06,
-    0x30,
-    0x31,
-    0xA0,
-    (0x0C, 0x13),
-)
+INTEGER, BIT_STRING, OCTETS, OBJECT = 0x02, 0x03, 0x04, 0x06
+SEQUENCE, SET, ATTRIBUTES, TEXTS = 0x30, 0x31, 0xA0, (0x0C, 0x13)
 DNS, ADDRESS = 0x82, 0x87
 KINDS = {0x81: "email", DNS: "DNS", 0x86: "URI"}
 # 1.2.840.113549.1.9.14, 2.5.29.17, 2.5.4.10 and 2.5.4.3.

@@ -91,20 +91,13 @@ def take(number: int) -> None:
     take_tools()
     part, pki = fresh(".part"), KUBERNETES / "pki/etcd"
     database = part / "etcd.db"
-    credentials = [
-        f"--cacert={pki}/ca.crt",
-        f"--cert={pki}/healthcheck-client.crt",
-        f"--key={pki}/healthcheck-client.key",
-    ]
+    client = f"{pki}/healthcheck-client"
+    credentials = [f"--cacert={pki}/ca.crt", f"--cert={client}.crt", f"--key={client}.key"]
     run("etcdctl", "snapshot", "save", str(database), "--endpoints=https://127.0.0.1:2379", *credentials)
     status = json.loads(run("etcdutl", "snapshot", "status", str(database), "--write-out=json"))
     taken_at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    told = {
-        "taken_at": taken_at,
-        "sha256": digest(database),
-        "revision": status["revision"],
-        "keys": status["totalKey"],
-    }
+    told = {"taken_at": taken_at, "sha256": digest(database)}
+    told |= {"revision": status["revision"], "keys": status["totalKey"]}
     (part / "manifest.json").write_text(json.dumps(told))
     archive = part / "archive"
     with tarfile.open(archive, "w") as tar:
@@ -170,11 +163,8 @@ def restore(name: str) -> None:
             f"{name} is another cluster's: its certificate authority differs. Nothing was changed; docs/node.md says how to begin"
         )
     flags = flags_of_etcd()
-    member = [
-        f"--{flag}={flags[flag]}"
-        for flag in ("name", "initial-cluster", "initial-advertise-peer-urls")
-        if flag in flags
-    ]
+    wanted = ("name", "initial-cluster", "initial-advertise-peer-urls")
+    member = [f"--{flag}={flags[flag]}" for flag in wanted if flag in flags]
     # Watchers see a later revision than any they know, and ask for everything anew.
     further = ["--bump-revision=1000000000", "--mark-compacted"]
     run("etcdutl", "snapshot", "restore", str(part / "etcd.db"), f"--data-dir={part / 'data'}", *member, *further)
