@@ -30,7 +30,10 @@ DEFAULTS = [*sorted(ROLES.glob("*/defaults/main.yml")), *sorted(ROLES.glob("*/de
 # A name with its value, and behind that what it may be.
 DESCRIBED = re.compile(r"([a-z0-9_]+):(?: .*)?  # (.+)")
 # They are one role.
-ADDONS = ("runtime_class", "storage", "metrics_server", "node_exporter", "kube_state_metrics", "kepler")
+ADDONS = (
+    *("runtime_class", "storage", "metrics_server", "node_exporter"),
+    *("dcgm_exporter", "kube_state_metrics", "kepler"),
+)
 BYTES = {
     "": 1,
     "Ki": 1 << 10,

@@ -15,12 +15,12 @@ def test_each_is_applied_waited_for_and_asked_about(tmp_path):
     applied = [given["manifest"] for name, given in ran.done["one"] if name == "kube_objects"]
     kinds = [{(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(text) if one} for text in applied]
     wanted = [("RuntimeClass", "nvidia"), ("StorageClass", "local-path"), ("Deployment", "metrics-server")]
-    wanted += [("DaemonSet", "node-exporter"), ("Deployment", "kube-state-metrics")]
-    assert [one in found for one, found in zip(wanted, kinds, strict=True)] == [True] * 5
-    assert [("Namespace", "monitoring") in found for found in kinds] == [False, False, False, True, True]
+    wanted += [("DaemonSet", "node-exporter"), ("DaemonSet", "dcgm-exporter"), ("Deployment", "kube-state-metrics")]
+    assert [one in found for one, found in zip(wanted, kinds, strict=True)] == [True] * 6
+    assert [("Namespace", "monitoring") in found for found in kinds] == [False, False, False, True, False, True]
     waited = [given["workloads"] for name, given in ran.done["one"] if name == "kube_wait"]
     pods = ["Deployment/local-path-provisioner", "Deployment/metrics-server", "DaemonSet/node-exporter"]
-    assert waited == [[one] for one in [*pods, "Deployment/kube-state-metrics"]]
+    assert waited == [[one] for one in [*pods, "DaemonSet/dcgm-exporter", "Deployment/kube-state-metrics"]]
     asked = (tmp_path / "one/asked").read_text().splitlines()
     assert ["runtimeclass nvidia" in asked[0], "apiservice/v1beta1.metrics.k8s.io" in asked[1]] == [True, True]
 
