@@ -150,6 +150,7 @@ def live(*, mode="iptables", node="controlplane", **changes):
     ],
 )
 def test_what_the_cluster_was_not_made_with_is_a_difference(items, variables, different):
+    tree.load_plugins()
     asked = {"objects", "maps", "cluster", "proxy", "found", "wanted", "differences"}
     names = [name for name in VARS if name.removeprefix("__control_plane_") in asked]
     given = {name: value for name, value in tree.variables().items() if name.startswith("control_plane_")} | variables
