@@ -55,9 +55,9 @@ class LocalBackend(Backend):
 
     name = "local"
 
-    def __init__(self, campaign_id: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, campaign_id: str) -> None:
         self._campaign_id = campaign_id
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._fork_servers: dict[str, ForkServer] = {}
 
     def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:

@@ -375,5 +375,5 @@ def _visible(known: list[tuple[str, Any]]) -> list[Any]:
     return chosen
 
 
-def _clip(message: str, limit: int = 80) -> str:
-    return message if len(message) <= limit else message[: limit - 3] + "..."
+def _clip(message: str) -> str:
+    return message if len(message) <= 80 else message[:77] + "..."

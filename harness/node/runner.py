@@ -166,10 +166,10 @@ def resolve(
     return values
 
 
-def find_project(start: Path | None = None) -> Path:
+def find_project() -> Path:
     """Folder with ``site.yml``: named by HARNESS_PROJECT, else here or above, else the harness's own. Raises UsageError."""
     named = os.environ.get("HARNESS_PROJECT")
-    here = (start or Path.cwd()).resolve()
+    here = Path.cwd()
     candidates = [Path(named)] if named else [here, *here.parents, data_path(_MARK).parent]
     for folder in candidates:
         if (folder / _MARK).is_file() and (folder / "roles").is_dir():

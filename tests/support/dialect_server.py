@@ -11,7 +11,6 @@ import yaml
 from tests.support.raw_server import CLOSE, HOLD, RawServer, chunked, whole
 
 DEFAULT_KINDS = {True: "text/event-stream", False: "application/json"}
-FEWEST_PARTS = 2
 
 
 @dataclass(frozen=True)

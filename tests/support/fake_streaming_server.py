@@ -56,7 +56,6 @@ class Server:
         self.asked = []
         self.heads = []
         self.connections = 0
-        self.born_s = time.monotonic()
         self.times = []
         """Of each chat, as ``--times`` has them."""
 

@@ -89,15 +89,15 @@ class _Retries:
 
 
 class KubernetesApi:
-    """One API server, for several threads. Every call raises ClusterError, and BackendError once ``abort`` is set."""
+    """One API server, for several threads. Every call raises ClusterError, and BackendError once ``abort`` of ``until`` is set."""
 
-    def __init__(self, spec: KubernetesSpec, *, abort: threading.Event | None = None) -> None:
+    def __init__(self, spec: KubernetesSpec) -> None:
         self.namespace = spec.namespace
         self.timeout_s = spec.api_timeout_s
         self.longest_pause_s = min(LONGEST_PAUSE_S, spec.api_timeout_s)
         self._outage_s = spec.outage_s
         self._reconnect: Callable[[], ClusterConnection] = lambda: connect(spec)
-        self._abort = abort or threading.Event()
+        self._abort = threading.Event()
         self._contact = _Contact(self._reconnect())
 
     @property

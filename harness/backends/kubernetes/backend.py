@@ -19,7 +19,7 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pods import PodReplica
-from harness.clock import Clock, SystemClock
+from harness.clock import SystemClock
 from harness.errors import BackendError, ClusterError, Issue, IssueLevel
 from harness.metrics.catalogue import CATALOGUE
 from harness.results.files import storage_errors
@@ -49,14 +49,11 @@ class KubernetesBackend(Backend):
         campaign_id: str,
         workloads: Sequence[WorkloadSpec] = (),
         *,
-        clock: Clock | None = None,
-        connect: Callable[[KubernetesSpec], KubernetesApi] = KubernetesApi,
         record: RecordingMaker = monitoring.recording,
     ) -> None:
         self._spec = spec
         self._campaign_id = campaign_id
-        self._clock = clock or SystemClock()
-        self._connect = connect
+        self._clock = SystemClock()
         self._record = record
         self._given = files.any_named(workloads)
         self._made: KubernetesApi | None = None
@@ -68,7 +65,7 @@ class KubernetesBackend(Backend):
     def api(self) -> KubernetesApi:
         """The cluster's API. Raises ClusterError when the credentials cannot be read."""
         if self._made is None:
-            self._made = self._connect(self._spec)
+            self._made = KubernetesApi(self._spec)
         return self._made
 
     def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Issue]:

@@ -158,9 +158,9 @@ def open_files(process: Path) -> list[str]:
     return files
 
 
-def _files_of_session(session: int, proc: Path = PROC) -> set[str]:
+def _files_of_session(session: int) -> set[str]:
     files: set[str] = set()
-    for process in proc.glob("[0-9]*"):
+    for process in PROC.glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             fields = (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
             if int(fields[_SESSION_FIELD]) == session and process.name != str(os.getpid()):
