@@ -26,6 +26,15 @@ def test_the_collection_the_citation_and_the_starter_of_a_cluster_have_the_versi
     assert IMAGE.endswith(f":{harness.__version__}")
 
 
+def test_the_pages_name_files_and_images_of_this_version():
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    named = re.compile(r"(?:gpu_sharing_harness-(?:node-)?|(?<=[\s/])gpu-sharing-harness:)([0-9][0-9.]*[0-9])")
+    versions = [found for page in pages for found in named.findall(page.read_text())]
+
+    assert len(versions) >= 3
+    assert set(versions) == {harness.__version__}
+
+
 def test_the_citation_has_the_fields_of_its_format():
     cited = stated("CITATION.cff")
 
