@@ -26,7 +26,7 @@ from harness.results.manifest import Status
 from harness.results.verification import verify_experiment
 from harness.sharing.modes import mode_of
 from harness.spec import CampaignSpec, CellSpec, SweptLoad
-from harness.spec.sharing import mode_in_words
+from harness.spec.sharing import ON_CPU, mode_in_words
 
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
 PACED = "requests come at a rate that was set, so that throughput says what was asked"
@@ -160,12 +160,14 @@ class Cell:
 
     ``planned``: repeats that the campaign asks for; None when the plan is not known, or follows from the results. ``shares``: what an
     interval may take of the usual error, by campaign whose repeats ended when something was known. ``estimates``: measure to its mean
-    over the repeats used, and ``speed_up`` and ``efficiency``; ``absent``: measure to the reason why there is none.
+    over the repeats used, and ``speed_up`` and ``efficiency``; ``absent``: measure to the reason why there is none. ``on_cpu``: no
+    replica was on a GPU; where none of its runs can be used, none of the campaign's.
     """
 
     key: ConfigurationKey
     experiments: list[MeasuredRun]
     planned: int | None
+    on_cpu: bool = False
     shares: dict[str, float] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
@@ -192,18 +194,8 @@ class Cell:
 
     @property
     def mode(self) -> str:
-        """Its sharing mode with what MPS allows each replica."""
-        return self.key.mode
-
-    @property
-    def mode_shown(self) -> str:
-        """The same for tables; ``CPU`` where no replica was on a GPU, so that none was shared."""
-        manifests = [run.data.manifest for run in self.used]
-        devices = [{str(replica["device"]) for replica in run.replicas if replica.get("device")} for run in manifests]
-        on_cpu = [
-            seen == {"cpu"} or not (seen or run.provenance.gpus) for seen, run in zip(devices, manifests, strict=True)
-        ]
-        return "CPU" if on_cpu and all(on_cpu) and mode_of(self.sharing).takes_turns else self.mode
+        """Its sharing mode with what MPS allows each replica; ``CPU`` where no replica was on a GPU, so that none was shared."""
+        return ON_CPU if self.on_cpu and mode_of(self.sharing).takes_turns else self.key.mode
 
     @property
     def load(self) -> SweptLoad | None:
@@ -344,7 +336,8 @@ def pooled_cell(cells: Sequence[Cell]) -> Cell:
     """The same cell of several campaigns as one, over all their repeats; at least one is needed."""
     if len(cells) == 1:
         return cells[0]
-    pooled = Cell(cells[0].key, [experiment for cell in cells for experiment in cell.experiments], planned=None)
+    runs = [experiment for cell in cells for experiment in cell.experiments]
+    pooled = Cell(cells[0].key, runs, None, all(cell.on_cpu for cell in cells))
     pooled.shares = {name: share for cell in cells for name, share in cell.shares.items()}
     _average(pooled)
     return pooled
@@ -376,18 +369,25 @@ def _cells(folder: Path, experiments: Sequence[MeasuredRun], spec: CampaignSpec 
         members = {key_of(cell): [] for cell in planned}
     for run in sorted(experiments, key=lambda run: run.key):
         members.setdefault(run.key, []).append(run)
-    cells = []
+    cells, all_on_cpu = [], _on_cpu(experiments)
     for key, runs in members.items():
         if spec and spec.stress and not runs:
             continue
         runs.sort(key=lambda run: run.data.manifest.start_s)
         cell = Cell(key, runs, spec.most_repeats if spec and not spec.until_known else None)
+        cell.on_cpu = _on_cpu(runs) if cell.used else all_on_cpu
         if spec and spec.until_known:
             looks = max((run.data.manifest.experiment.repeat for run in runs), default=1)
             cell.shares[str(folder.resolve())] = share_of_error(spec.until_known, looks)
         _average(cell)
         cells.append(cell)
     return cells
+
+
+def _on_cpu(runs: Sequence[MeasuredRun]) -> bool:
+    """Whether no replica of the runs that can be used, or else of any, was on a GPU; of no run nothing is known."""
+    chosen = [run for run in runs if run.used] or runs
+    return bool(chosen) and all(run.data.manifest.on_cpu for run in chosen)
 
 
 def key_of(cell: CellSpec) -> ConfigurationKey:

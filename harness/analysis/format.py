@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from harness.analysis.statistics import Estimate
 from harness.errors import counted, printable
+from harness.spec.sharing import ON_CPU
 
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -143,6 +144,11 @@ def span(ratios: Sequence[Estimate], *, signs: bool = True) -> str:
 def mode_name(label: str) -> str:
     """The label of a mode in a sentence: ``MPS``, ``MPS (25 %)``."""
     return re.sub(r"\b(mps|mig|dra)\b", lambda match: match[0].upper(), label)
+
+
+def under(label: str) -> str:
+    """A sharing mode, or a label that begins with one, in a sentence: ``under mps, alone``, ``on the CPU``."""
+    return f"{'on the' if label.partition(',')[0] == ON_CPU else 'under'} {label}"
 
 
 def replicas_in_words(count: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.format import with_interval
+from harness.analysis.format import under, with_interval
 from harness.analysis.statistics import Estimate, t_interval
 from harness.analysis.stress import Grade, ServedLoad, StressSeries, in_words
 from harness.spec import CampaignSpec, StressLoad, StressSpec
@@ -20,13 +20,14 @@ _THOUSANDS = 1000.0
 class Best:
     """The highest load of one series that keeps the objective, and what the next one breaks: ``limit`` in a word, ``why`` in a sentence.
 
-    ``servers``: of a series that raises them and has no good point, the least that were tried. ``rate``: requests per second to each,
+    ``mode``: the sharing mode for people. ``servers``: of a series that raises them and has no good point, the least that were tried. ``rate``: requests per second to each,
     where that was raised and there is a good point. ``goodput``: requests per second of all within the objective; None: there is no
     good point. ``energy_j``: of the GPUs per 1,000 output tokens. ``cost``: of a million output tokens; both None where not known.
     """
 
     workload: str
     sharing: str
+    mode: str
     servers: int
     rate: float | None
     goodput: Estimate | None
@@ -71,13 +72,13 @@ def sentences(series: Sequence[Best]) -> list[str]:
         price = [f"{_shown(best.energy_j)} J per 1,000 tokens"] if best.energy_j else []
         price += [f"{_shown(best.cost)} per million tokens"] if best.cost else []
         like = [
-            f"{rival.servers} under {rival.sharing}"
+            f"{rival.servers} {under(rival.mode)}"
             for other, rival in known
             if rival is not best and _reaches(other, goodput)
         ]
         lines.append(
             f"{workload}: the highest goodput within the objective is {_shown(goodput)} requests/s, of {best.servers} "
-            f"{'server' if best.servers == 1 else 'servers'} under {best.sharing}{rate}"
+            f"{'server' if best.servers == 1 else 'servers'} {under(best.mode)}{rate}"
             f"{', at ' + ' and '.join(price) if price else ''}.{once}{' Not told apart from it: ' + ', '.join(like) + '.' if like else ''}"
         )
     return lines
@@ -99,6 +100,7 @@ def _best(stress: StressSpec, series: StressSeries) -> Best:
     return Best(
         series.lowest.workload.family,
         series.lowest.mode,
+        series.mode,
         (good.cell if good else series.lowest).replicas,
         good.load if good and series.unit is StressLoad.RATE else None,
         _mean([load.goodput for load in served]),

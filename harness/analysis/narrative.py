@@ -18,7 +18,7 @@ from harness.analysis.client_result import read_scenarios
 from harness.analysis.comparability import MACHINE, SURROUNDINGS, gpu_names, unlike_parts
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.contrast import Contrasts
-from harness.analysis.format import quantity, replicas_in_words, times, with_interval
+from harness.analysis.format import quantity, replicas_in_words, times, under, with_interval
 from harness.analysis.goodput import Best
 from harness.analysis.goodput import sentences as goodput_in_words
 from harness.analysis.metrics.catalogue import ALL
@@ -115,7 +115,7 @@ def answers(analysis: CampaignAnalysis) -> list[str]:
     several, contrasts = len({cell.mode for cell in analysis.cells}) > 1, Contrasts([analysis])
     sentences = []
     for cells in groups.values():
-        mode = f" under {cells[0].mode}" if several else ""
+        mode = f" {under(cells[0].mode)}" if several else ""
         condition = f" ({cells[0].condition})" if cells[0].condition else ""
         scaled = sorted(cells, key=lambda cell: cell.replicas)
         sentences.append(f"{cells[0].workload}{mode}{condition}: {_answer(scaled)}{_saturation(contrasts, scaled)}")

@@ -24,6 +24,7 @@ from harness.analysis.format import (
     mode_name,
     number,
     quantity,
+    under,
     with_interval,
 )
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, OF_REPLICAS
@@ -157,7 +158,7 @@ def _content(analysis: CampaignAnalysis) -> dict[str, Any]:
     return {
         "analysis": analysis,
         "goodput": goodput_table(best) if best else None,
-        "limits": [f"{ladder.servers} under {ladder.sharing}: {ladder.why}" for ladder in best],
+        "limits": [f"{ladder.servers} {under(ladder.mode)}: {ladder.why}" for ladder in best],
         "objectives": [
             *objective.in_sentences([(run.data.manifest.experiment, judged[run.name]) for run in whole]),
             *limits(analysis),

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from harness.analysis.format import number, quantity, replicas_in_words, with_interval
+from harness.analysis.format import number, quantity, replicas_in_words, under, with_interval
 from harness.analysis.metrics.run import Run
 from harness.analysis.metrics.traced import memory_peak_percent
 from harness.analysis.objective import read_objective, unmet
@@ -24,7 +24,9 @@ from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, R
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
 from harness.results.requests import latency_ns, well
+from harness.sharing.modes import mode_of
 from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
+from harness.spec.sharing import ON_CPU
 
 FEW_RUNS = 3
 HELD = 0.95
@@ -78,6 +80,7 @@ class LoadRun:
     """One experiment at one load: its verdict, and figures within the run (throughput in requests/s, percentiles in seconds).
 
     ``served``: None without an objective. ``memory_percent``: most of a GPU's memory in use; None where that was not measured.
+    ``on_cpu``: no replica was on a GPU.
     """
 
     status: Status
@@ -85,6 +88,7 @@ class LoadRun:
     figures: Mapping[str, Estimate]
     served: ServedLoad | None = None
     memory_percent: float | None = None
+    on_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class StressSeries:
     name: str
     unit: StressLoad
     lowest: CellSpec
+    mode: str = ""
     points: list[LoadPoint] = field(default_factory=list)
     last_good: LoadPoint | None = None
     repeats: list[LoadRun] = field(default_factory=list)
@@ -161,17 +166,19 @@ def run_of(data: ExperimentData) -> LoadRun:
     with suppress(NotMeasuredError):
         figures = _figures(data)
     memory_percent = _measured(lambda: memory_peak_percent(data))
-    return LoadRun(verdict.status, verdict.coded_reasons, figures, _served(data), memory_percent)
+    return LoadRun(verdict.status, verdict.coded_reasons, figures, _served(data), memory_percent, data.manifest.on_cpu)
 
 
 def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, LoadRun]) -> StressSeries:
     """How far a series over these cells, from the lowest load, has come, and what comes next; ``runs``: finished ones by id, maybe others."""
     stress = spec.stress
     assert stress is not None  # noqa: S101 - the caller's promise
-    name = f"{cells[0].workload.family} under {cells[0].mode}"
+    seen = [run.on_cpu for cell in cells if (run := runs.get(cell.experiment_id(1)))]
+    mode = ON_CPU if seen and all(seen) and mode_of(cells[0].sharing).takes_turns else cells[0].mode
+    name = f"{cells[0].workload.family} {under(mode)}"
     if len(spec.replicas) > 1:
         name += f", {replicas_in_words(cells[0].replicas)}"
-    series = StressSeries(name, stress.load, cells[0])
+    series = StressSeries(name, stress.load, cells[0], mode)
     at = dict(zip(stress.grid(), cells, strict=False))
     for load in _course(stress, series, list(at)):
         run = runs.get(at[load].experiment_id(1))

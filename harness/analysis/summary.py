@@ -27,7 +27,7 @@ from harness.errors import ResultsPathError, StorageError, printable
 from harness.results.files import storage_errors
 from harness.results.layout import CAMPAIGN_JSON, REPORT_SUMS, SUMMARY_CSV
 from harness.results.published import SUFFIX
-from harness.spec.sharing import mode_in_words
+from harness.spec.sharing import ON_CPU, mode_in_words
 
 FORMAT = 2
 CELL = ConfigurationKey._fields
@@ -52,7 +52,7 @@ def table(analysis: CampaignAnalysis) -> Table:
             if estimate is not None:
                 numbers = [estimate.mean, estimate.low, estimate.high, estimate.cv, estimate.n]
             reason = cell.absent.get(name, "no run can be used") if estimate is None else estimate.note
-            device = "CPU" if cell.mode_shown == "CPU" else ""
+            device = ON_CPU if cell.mode == ON_CPU else ""
             load = (cell.load.value, cell.load.unit) if cell.load else ("", "")
             head = (key.workload, key.sharing, key.replicas, name, unit)
             setting = (key.condition, key.mps_limits, key.time_slice, device, *load)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.errors import UsageError, duration
 from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
+from harness.metrics.nvml import gpu_facts
 from harness.sharing.modes import mode_of
 from harness.spec import (
     CampaignSpec,
@@ -22,6 +23,8 @@ from harness.spec import (
     Sharing,
     WorkloadSpec,
 )
+from harness.spec.model import KUBERNETES
+from harness.spec.sharing import ON_CPU
 from harness.traffic.datasets import LoadFacts, load_facts
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
@@ -173,11 +176,34 @@ def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
     return [one_experiment(spec, cells[0], 1) for cells in spec.series()]
 
 
-def matrix(experiments: Sequence[ExperimentSpec]) -> tuple[list[str], list[list[object]]]:
+def gives_gpus(spec: CampaignSpec) -> bool:
+    """Whether replicas that may use a GPU will have one: of a cluster, or of this machine."""
+    if spec.backend == KUBERNETES:
+        return spec.kubernetes is None or spec.kubernetes.gpus_per_replica > 0
+    return bool(gpu_facts()[0])
+
+
+def planned_mode(cell: CellSpec, *, gpus: bool) -> str:
+    """The sharing mode of a cell for people: ``CPU`` where its replicas will share no GPU."""
+    on_cpu = cell.workload.device is Device.CPU or not gpus
+    return ON_CPU if on_cpu and mode_of(cell.sharing).takes_turns else cell.mode
+
+
+def titles(spec: CampaignSpec) -> dict[str, str]:
+    """Of experiments that will share no GPU, by their ids: what to call them while they run."""
+    gpus = gives_gpus(spec)
+    return {
+        experiment.experiment_id: experiment.cell.title(experiment.repeat, ON_CPU)
+        for experiment in expand(spec)
+        if planned_mode(experiment.cell, gpus=gpus) == ON_CPU
+    }
+
+
+def matrix(experiments: Sequence[ExperimentSpec], *, gpus: bool = True) -> tuple[list[str], list[list[object]]]:
     """Titles and rows of a small table: a row for each workload, mode and condition, with its numbers of replicas, repeats and runs."""
     rows: dict[tuple[str, str, str], list[ExperimentSpec]] = {}
     for experiment in experiments:
-        mode = "CPU" if experiment.workload.device is Device.CPU else experiment.cell.mode
+        mode = planned_mode(experiment.cell, gpus=gpus)
         rows.setdefault((experiment.workload.name, mode, experiment.condition_name), []).append(experiment)
     named = any(condition for _, _, condition in rows)
     table: list[list[object]] = []

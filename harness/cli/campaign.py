@@ -129,7 +129,17 @@ def plan(
     from harness.backends.base import make_backend
     from harness.campaign import preflight
     from harness.campaign.fit import fitted
-    from harness.campaign.plan import certain, check_limits, dearest_point, estimate, expand, loads, matrix, most
+    from harness.campaign.plan import (
+        certain,
+        check_limits,
+        dearest_point,
+        estimate,
+        expand,
+        gives_gpus,
+        loads,
+        matrix,
+        most,
+    )
     from harness.campaign.settings import changes
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
@@ -192,7 +202,7 @@ def plan(
         output.sentence(f"{counted(cost.starts, 'start')} of the replicas: one serves all loads of a repeat, in turn.")
     _show(load)
     output.result()
-    output.table(*matrix(sure if spec.until_known else experiments))
+    output.table(*matrix(sure if spec.until_known else experiments, gpus=gives_gpus(spec)))
     output.result()
     for issue in findings:
         output.sentence(f"preflight {issue.severity.value}: {issue.message} {issue.advice}".rstrip())

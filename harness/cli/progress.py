@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -48,12 +48,14 @@ def run_shown(folder: CampaignFolder, again: Sequence[Status] = (), *, wait_s: f
     ``again``: verdicts of which experiments are run anew; ``wait_s``: for another harness on the same GPU.
     """
     from harness.backends.base import make_backend
+    from harness.campaign.plan import titles
     from harness.campaign.runner import CampaignRunner
 
     console = output.stderr_console()
     backend = make_backend(folder.spec, folder.campaign_id)
     with _bar(console) if console.is_terminal else nullcontext() as bar:
-        listener = LiveBar(bar) if bar else PlainLines()
+        names = titles(folder.spec)
+        listener = LiveBar(bar, names) if bar else PlainLines(names)
         return CampaignRunner(folder, backend, listener=listener, wait_s=wait_s).run(again=again)
 
 
@@ -78,10 +80,13 @@ class _Configuration:
 
 
 class _Story:
-    """What has happened so far, and the sentences that it deserves; with -v also of each step."""
+    """What has happened so far, and the sentences that it deserves; with -v also of each step.
 
-    def __init__(self) -> None:
-        self.experiments, self.done = 0, 0.0
+    ``titles``: what to call an experiment in place of its id.
+    """
+
+    def __init__(self, titles: Mapping[str, str] | None = None) -> None:
+        self.experiments, self.done, self._titles = 0, 0.0, titles or {}
         self.configurations: dict[str, _Configuration] = {}
         self._windows: list[events.Now] = []
 
@@ -111,13 +116,15 @@ class _Story:
 
     def of(self, experiment_id: str) -> _Configuration:
         """What is known of the configuration that it is a run of."""
-        return self.configurations.setdefault(experiment_id.rpartition("_rep")[0].replace("_", " "), _Configuration())
+        name = self._titles.get(experiment_id, experiment_id).replace("_", " ").rpartition(" rep")[0]
+        return self.configurations.setdefault(name, _Configuration())
 
     def _step(self, event: events.StepBegins) -> str:
         attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
         planned = f"{duration(event.planned_s)}; " if event.planned_s else ""
         times = f"{planned}{duration(event.remaining_s)} to go"
-        return f"[{event.number}/{self.experiments}] {event.experiment_id}: {event.step} ({times}){attempt}"
+        name = self._titles.get(event.experiment_id, event.experiment_id)
+        return f"[{event.number}/{self.experiments}] {name}: {event.step} ({times}){attempt}"
 
     def _end(self, event: events.ExperimentEnds) -> str:
         self.done = event.number
@@ -129,7 +136,8 @@ class _Story:
         self._windows = []
         why = f": {' '.join(event.reasons)}" if event.reasons else ""
         to_go = f" ({duration(event.remaining_s)} to go)" if event.remaining_s else ""
-        return f"[{event.number}/{self.experiments}] {event.experiment_id} {event.status.value}{figures}{to_go}{why}"
+        name = self._titles.get(event.experiment_id, event.experiment_id)
+        return f"[{event.number}/{self.experiments}] {name} {event.status.value}{figures}{to_go}{why}"
 
     def _figures(self) -> tuple[float | None, float | None]:
         """Of one run: the means over its windows, which the report has exactly."""
@@ -157,8 +165,8 @@ class PlainLines(_Story):
 class LiveBar(_Story):
     """A row for each configuration and a bar of the campaign; what went wrong, and with -v everything, scrolls by above them."""
 
-    def __init__(self, progress: _View) -> None:
-        super().__init__()
+    def __init__(self, progress: _View, titles: Mapping[str, str] | None = None) -> None:
+        super().__init__(titles)
         self._progress = progress
         progress.story = self
         self._task: TaskID = progress.add_task("", total=None, ends_s=time.monotonic(), runs="starting")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -112,12 +113,18 @@ def reproduce(
     results: Annotated[
         Path | None, Option(help="Folder that holds the campaigns' folders.", show_default="results")
     ] = None,
+    yes: Annotated[
+        bool, Option("--yes", "-y", help="Run the archive's own commands, modules and images without asking.")
+    ] = False,
     force: Force = False,
     no_wait: NoWait = False,
     verbose: Verbose = False,  # noqa: ARG001 - output.is_verbose says it
     json: Json = False,
 ) -> None:
-    """Run a published campaign again here, with its own commands, and compare each configuration."""
+    """Run a published campaign again here, with its own commands, and compare each configuration.
+
+    What the archive has this machine run is shown first, and asked about unless --yes is given.
+    """
     from harness.analysis.campaign import analyse
     from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
     from harness.campaign.planners import most_repeats, published_source, refuse_same, with_more_repeats
@@ -141,8 +148,7 @@ def reproduce(
             refuse_same(published, *(run.folder for run in ran))
         else:
             output.note(_what_it_takes(source, most, within))
-            for line in _foreign_code(source.spec):
-                output.note(line)
+            _ask_about([*_foreign_code(source.spec)], archive, yes=yes)
             into = results or Path("results")
             run_again = partial(
                 _run_again, archive=archive, results=into, force=force, wait_s=0.0 if no_wait else WAIT_S
@@ -175,15 +181,36 @@ def _what_it_takes(source: CampaignSource, most: int, within: float) -> str:
     return f"as published: {_runs(spec)}. Where these do not tell within {within:g} %, more follow: at most {further}, {none}"
 
 
+def _ask_about(lines: Sequence[str], archive: Path, *, yes: bool) -> None:
+    """Show what of others would run here; without ``--yes`` it needs a yes at the terminal, for nothing to run unseen."""
+    for line in lines:
+        output.note(line)
+    if not lines or yes:
+        return
+    advice = f"Read what it runs, above; to run it: harness reproduce {archive} --yes"
+    if not sys.stdin.isatty():
+        raise UsageError(f"{archive} runs code of its author, and there is no terminal to ask at.", advice=advice)
+    agreed = False
+    with suppress(typer.Abort):  # Ctrl-C, or the end of the input
+        agreed = typer.confirm("Run this code of the archive's author here?", err=True)
+    if not agreed:
+        raise UsageError("nothing was run.", advice=advice)
+
+
 def _foreign_code(spec: CampaignSpec) -> Iterator[str]:
-    """What the campaign's author has this machine run: commands of servers, modules and layers."""
+    """What the campaign's author has this machine or cluster run: commands and images of servers, modules and layers."""
     import shlex
 
     neighbours = [neighbour.workload for condition in spec.conditions for neighbour in condition.neighbours]
     for workload in (*spec.workloads, *neighbours):
-        if workload.server is not None and workload.server.of_this_machine:
-            yield f"runs the command of {workload.name}: {shlex.join(workload.server.command)}"
-        elif workload.factory is not None:
+        server = workload.server
+        if server is not None and server.of_this_machine:
+            yield f"runs the command of {workload.name}: {shlex.join(server.command)}"
+        elif server is not None and server.image is not None:
+            yield f"runs the image of {workload.name}: {shlex.join([server.image, *server.command])}"
+        if server is not None and server.client is not None:
+            yield f"imports the client of {workload.name}: {server.client}"
+        if workload.factory is not None:
             yield f"imports the workload {workload.name}: {workload.factory}"
     for condition in spec.conditions:
         if condition.layer is not None:

@@ -203,6 +203,12 @@ class Manifest(StrictModel):
         return self.provenance.used_by(self.replicas)
 
     @property
+    def on_cpu(self) -> bool:
+        """Whether no replica was on a GPU: each says so, or none does on a machine without one."""
+        devices = {str(replica["device"]) for replica in self.replicas if replica.get("device")}
+        return devices == {"cpu"} or not (devices or self.provenance.gpus)
+
+    @property
     def gpus_paid(self) -> int:
         """How many GPUs the experiment took: those of the campaign, or more where its replicas were on more, or held more."""
         held = sum(int(replica.get("gpus_held") or 0) for replica in self.replicas)

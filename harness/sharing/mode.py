@@ -139,7 +139,7 @@ class SharingMode:
             if self.needs_gpu:
                 yield refusal(
                     f"sharing {self.sharing.value} needs a GPU, and there is none here ({why_none}).",
-                    "Use time-slicing; where there is an NVIDIA GPU, install its driver until nvidia-smi lists it.",
+                    "Leave `sharing` out, and replicas run on the CPU; where there is an NVIDIA GPU, install its driver until nvidia-smi lists it.",
                 )
             return
         if experiment.workload.device is Device.CPU:

@@ -64,16 +64,23 @@ class CellSpec(NamedTuple):
 
     def experiment_id(self, repeat: int) -> str:
         """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with limits of MPS or the time slice, and condition, before ``rep``."""
+        return "_".join(self._names(repeat, self.sharing.value))
+
+    def title(self, repeat: int, mode: str) -> str:
+        """The same for people, with another word for the mode: ``resnet50 r3 CPU rep1``."""
+        return " ".join(self._names(repeat, mode))
+
+    def _names(self, repeat: int, mode: str) -> list[str]:
         names = [
             self.workload.name,
             f"r{self.replicas}",
-            self.sharing.value,
+            mode,
             self.mps.identity if self.mps else "",
             self.turns.interval if self.turns and self.turns.swept else "",
             self.condition_name,
             f"rep{repeat}",
         ]
-        return "_".join(filter(None, names))
+        return [name for name in names if name]
 
     def whatever_load(self, repeat: int) -> str:
         """The same name of all cells that differ in their load alone."""

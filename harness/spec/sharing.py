@@ -44,6 +44,10 @@ Modes = Annotated[
 """Of a campaign, each once."""
 
 
+ON_CPU = "CPU"
+"""What tables and sentences call the mode of replicas that share no GPU."""
+
+
 def mode_in_words(sharing: str, mps_limits: str, time_slice: str = "") -> str:
     """A sharing mode with what MPS allows each replica, or how long a turn is, e.g. ``mps (1/N)``, ``time-slicing (short)``."""
     setting = mps_limits or time_slice

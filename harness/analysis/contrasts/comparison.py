@@ -180,6 +180,8 @@ class Comparison:
         wanted = [mode.sharing.value for mode in settable if not mode.own_instance and mode.sharing not in measured]
         if not wanted or not measured:
             return []  # all were, or there are only servers whose mode is not the harness's to set
+        if all(cell.on_cpu for arm in self.arms for cell in arm.cells.values()):
+            return ["Sharing modes need a GPU: these replicas ran on the CPU."]
         every = ", ".join(measured + wanted)
         return [f"Not measured: {', '.join(wanted)}. Run a campaign with sharing: [{every}]."]
 

@@ -76,7 +76,7 @@ class RepeatQuestion:
 
     The interval of the estimate has the question's share of the error. ``best``: the question is which mode is best; then ``cell`` is the
     best so far, and ``reference`` the one after it; ``p`` is the largest of the best against any other, before it is corrected for
-    the other questions. ``first_look``: repeats of every cell before it.
+    the other questions. ``first_look``: repeats of every cell before it. ``several``: the campaign has several modes, which are then named.
     """
 
     metric: str
@@ -88,6 +88,7 @@ class RepeatQuestion:
     best: bool = False
     p: float = 1.0
     first_look: int = 0
+    several: bool = True
 
     @property
     def sides(self) -> list[CellSpec]:
@@ -99,8 +100,9 @@ class RepeatQuestion:
         """For people."""
         if self.best:
             return self._of_best
-        setups = [f"{side.mode} {side.condition_name}".rstrip() for side in self.sides]
-        what = f"{self.cell.workload.name} r{self.cell.replicas} {' against '.join(setups)}: {self.metric} is"
+        setups = [f"{side.mode if self.several else ''} {side.condition_name}".strip() for side in self.sides]
+        cell = f"{self.cell.workload.name} r{self.cell.replicas} {' against '.join(setups)}".rstrip()
+        what = f"{cell}: {self.metric} is"
         if not self.repeats:
             return f"{what} open; the first look is after {self.first_look} repeats."
         times, interval = " times" if self.reference else "", whole_interval(self.estimate) if self.estimate else ""
@@ -187,7 +189,12 @@ def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQ
         pairs += [(cell, reference) for reference in others.values()]
     compared = {id(cell) for pair in pairs for cell in pair}
     alone = ((cell, None) for cell in cells if id(cell) not in compared)
-    return [RepeatQuestion(metric, cell, reference) for cell, reference in (*pairs, *alone) for metric in metrics]
+    several = len({cell.mode for cell in cells}) > 1
+    return [
+        RepeatQuestion(metric, cell, reference, several=several)
+        for cell, reference in (*pairs, *alone)
+        for metric in metrics
+    ]
 
 
 def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:

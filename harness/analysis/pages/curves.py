@@ -366,7 +366,7 @@ def runs_strip(analysis: CampaignAnalysis) -> Picture | None:
     for workload in analysis.workloads():
         for title, metric, scale in (("requests/s", "throughput", 1.0), ("p99, ms", "latency_p99_exact", _MS)):
             cells = (
-                (", ".join(filter(None, [mode_name(cell.mode_shown), cell.condition])), cell)
+                (", ".join(filter(None, [mode_name(cell.mode), cell.condition])), cell)
                 for cell in analysis.cells
                 if cell.workload == workload
             )

@@ -55,7 +55,7 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
         (Column("Replicas", "replicas"), lambda cell: cell.replicas)
     ]
     if has_modes:
-        columns.append((Column("Sharing", "sharing", words=True), lambda cell: cell.mode_shown))
+        columns.append((Column("Sharing", "sharing", words=True), lambda cell: cell.mode))
     if any(cell.condition for cell in analysis.cells):
         columns.append((Column("Condition", "condition", words=True), lambda cell: cell.condition))
     if has_places:
@@ -118,7 +118,7 @@ def overhead_table(interference: Interference) -> Table:
             (len(overhead.kept) for overhead in by_metric.values() if isinstance(overhead, Overhead)), default=0
         )
         entries = [_overhead_entry(by_metric[name]) for name in JUDGED]
-        rows.append([key.condition, key.workload, key.replicas, key.mode, pairs, *entries])
+        rows.append([key.condition, key.workload, key.replicas, interference.modes[key], pairs, *entries])
     return Table(columns, rows, f"Overhead of each condition against {interference.baseline}")
 
 
@@ -147,7 +147,7 @@ def neighbour_table(interference: Interference) -> Table:
     rows: list[list[object]] = [
         [
             cell.key.condition,
-            f"{cell.key.workload} r{cell.key.replicas} {cell.key.mode}",
+            f"{cell.key.workload} r{cell.key.replicas} {interference.modes[cell.key]}",
             cell.workload,
             cell.replicas,
             *(
@@ -169,7 +169,7 @@ def goodput_table(best: Sequence[Best]) -> Table:
     rows = [
         {
             "workload": ladder.workload,
-            "sharing": ladder.sharing,
+            "sharing": ladder.mode,
             "servers": str(ladder.servers),
             "each/s": number(ladder.rate) if ladder.rate else "",
             "goodput/s": plain(ladder.goodput),
@@ -223,7 +223,7 @@ def _short_table(
 ) -> Table:
     rows = []
     for cell in cells:
-        row = {"workload": cell.workload, "sharing": cell.mode_shown, "replicas": str(cell.replicas)}
+        row = {"workload": cell.workload, "sharing": cell.mode, "replicas": str(cell.replicas)}
         row["condition"] = cell.condition
         rate = cell.estimates.get("throughput")
         row |= {"requests/s": with_interval(rate, "") if rate else DASH} if speed else {}

@@ -26,6 +26,7 @@ from harness.analysis.statistics import Estimate, Outcome, keeps, student, t_int
 from harness.errors import ReasonCode
 from harness.metrics.rows import neighbour_of
 from harness.results.layout import metric_files, neighbour_folder
+from harness.spec.sharing import ON_CPU
 
 JUDGED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact")
 OF_NEIGHBOURS = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "fairness", "jain")
@@ -70,7 +71,8 @@ class Kept:
             interval += "%" if interval[:1].isdigit() else ""
             where = ", ".join(filter(None, [interval, self.worst.key.condition]))
             kept = f"keeps {number(100 - self.worst.percent.mean)}% of the throughput ({where})"
-        return f"{mode_name(self.mode)} {' and '.join(filter(None, [kept, died]))}"
+        name = "it" if self.mode == ON_CPU else mode_name(self.mode)
+        return f"{name} {' and '.join(filter(None, [kept, died]))}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,7 @@ class Interference:
     Attributes:
         baseline: name of the condition that the others are held against; ``limit_percent``: overhead that they may have.
         overheads: by cell (with its condition) and measure; the reason where no repeat can be paired.
+        modes: by cell, what its sharing mode is called.
         died: by cell, in how many of its runs the measured replicas died with their neighbour, and of how many runs.
         conditions: what each is, by name, in words; empty words where nothing is unlike running alone.
     """
@@ -99,6 +102,7 @@ class Interference:
     limit_percent: float
     overheads: dict[ConfigurationKey, dict[str, Overhead | str]] = field(default_factory=dict)
     neighbours: list[NeighbourCell] = field(default_factory=list)
+    modes: dict[ConfigurationKey, str] = field(default_factory=dict)
     died: dict[ConfigurationKey, tuple[int, int]] = field(default_factory=dict)
     conditions: dict[str, str] = field(default_factory=dict)
 
@@ -114,7 +118,7 @@ class Interference:
         """The answer, one sentence per cell and condition, of every measure or of the one with the gravest outcome."""
         sentences = []
         for key, by_measure in self.overheads.items():
-            cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {key.mode}"
+            cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {self.modes[key]}"
             names = [min(by_measure, key=lambda name: _gravity(by_measure[name]))] if gravest else by_measure
             parts = "; ".join(f"{METRICS[name].title}: {in_words(by_measure[name])}" for name in names)
             limit = f"limit {self.limit_percent:g} %"
@@ -130,9 +134,9 @@ class Interference:
         by_mode: dict[str, list[ConfigurationKey]] = {}
         for key in self.overheads:
             if (key.workload, key.replicas) == service:
-                by_mode.setdefault(key.mode, [])
+                of_mode = by_mode.setdefault(self.modes[key], [])
                 if conditions is None or key.condition in conditions:
-                    by_mode[key.mode].append(key)
+                    of_mode.append(key)
         modes = []
         for mode, keys in by_mode.items():
             losses = [loss for key in keys if isinstance(loss := self.overheads[key]["throughput"], Overhead)]
@@ -153,7 +157,12 @@ def neighbour_plot(interference: Interference, order: Sequence[str]) -> Picture 
     """What each mode leaves of the throughput beside every neighbour, of the first service; None where nothing was measured."""
     service, *_ = [*interference.services(), None]
     rows = Row.of(
-        (key.condition, mode_name(key.mode), loss.contrast.ratio.scaled(100), [100 * it for it in loss.kept.values()])
+        (
+            key.condition,
+            mode_name(interference.modes[key]),
+            loss.contrast.ratio.scaled(100),
+            [100 * it for it in loss.kept.values()],
+        )
         for key, by_measure in interference.overheads.items()
         if (key.workload, key.replicas) == service and isinstance(loss := by_measure["throughput"], Overhead)
     )
@@ -181,6 +190,7 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     interference = Interference(baseline, analysis.spec.overhead_limit_percent, conditions=words)
     cells, contrasts = {cell.key: cell for cell in analysis.cells}, Contrasts([analysis])
     for cell in analysis.cells:
+        interference.modes[cell.key] = cell.mode
         interference.neighbours.extend(_neighbours(cell))
         died = sum(ReasonCode.VICTIM_DIED in run.data.manifest.verdict.codes for run in cell.experiments)
         if died:

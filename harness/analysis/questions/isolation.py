@@ -155,8 +155,8 @@ def _common(interference: Interference, service: CellKey, conditions: Sequence[s
     for key, by_measure in interference.overheads.items():
         measured = isinstance(by_measure["throughput"], Overhead) or key in interference.died
         if (key.workload, key.replicas) == service and measured:
-            modes.setdefault(key.condition, set()).add(key.mode)
-    every_mode = {key.mode for key in interference.overheads if (key.workload, key.replicas) == service}
+            modes.setdefault(key.condition, set()).add(interference.modes[key])
+    every_mode = {interference.modes[key] for key in interference.overheads if (key.workload, key.replicas) == service}
     return [name for name in conditions if modes.get(name) == every_mode]
 
 

@@ -32,7 +32,7 @@ class LoadSweep:
     @property
     def modes(self) -> list[str]:
         """The sharing modes, with limits of MPS."""
-        return list(dict.fromkeys(cell.mode_shown for cell in self.cells))
+        return list(dict.fromkeys(cell.mode for cell in self.cells))
 
     def front(self, mode: str, replicas: int | None = None) -> list[Cell]:
         """Those of a mode, with so many replicas (None: any), that no other of them beats on both axes; the most tokens per user first."""
@@ -44,7 +44,7 @@ class LoadSweep:
         return front
 
     def _known(self, mode: str, replicas: int | None) -> list[Cell]:
-        of_mode = [cell for cell in self.cells if cell.mode_shown == mode and _known(cell)]
+        of_mode = [cell for cell in self.cells if cell.mode == mode and _known(cell)]
         return [cell for cell in of_mode if replicas in (None, cell.replicas)]
 
     def baseline(self, cell: Cell) -> Cell | None:
@@ -87,14 +87,14 @@ class LoadSweep:
         baseline, contrast = self.baseline(cell), self.against_baseline(cell)
         figures = [_entry(cell, name) for name in (PER_GPU, PER_USER)]
         ratio = ratio_entry(contrast.ratio) if contrast else Entry(DASH)
-        against = f"{baseline.mode_shown}, {baseline.replicas}" if baseline else ""
+        against = f"{baseline.mode}, {baseline.replicas}" if baseline else ""
         load = f"{cell.load.value:g}" if cell.load else ""
-        return [load, cell.replicas, cell.mode_shown, *figures, ratio, against, contrast.sentence if contrast else ""]
+        return [load, cell.replicas, cell.mode, *figures, ratio, against, contrast.sentence if contrast else ""]
 
     def picture(self) -> Picture | None:
         """The front of each mode and number of replicas with its intervals, and every configuration as a dot; None without streams."""
         series: list[PlotSeries] = []
-        ways = dict.fromkeys((cell.mode_shown, cell.replicas) for cell in self.cells if _known(cell))
+        ways = dict.fromkeys((cell.mode, cell.replicas) for cell in self.cells if _known(cell))
         for colour, (mode, replicas) in enumerate(ways):
             front, known = self.front(mode, replicas), self._known(mode, replicas)
             name = f"{mode}, {replicas_in_words(replicas)}"

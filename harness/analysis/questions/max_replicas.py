@@ -8,7 +8,7 @@ from itertools import product
 
 from harness.analysis.campaign import PACED, Cell
 from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
-from harness.analysis.format import mode_name, number, quantity, replicas_in_words, whole_interval
+from harness.analysis.format import mode_name, number, quantity, replicas_in_words, under, whole_interval
 from harness.analysis.pages.curves import Curve, CurveRow, by_workload
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Entry, Table, figure_entry
@@ -91,7 +91,7 @@ def answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnswer:
         counts = arm.counts(workload)
         if not counts:
             continue
-        name, scaling = f"{workload} under {arm.label}", _law(arm, workload)
+        name, scaling = f"{workload} {under(arm.label)}", _law(arm, workload)
         row: dict[str, str | Entry] = {"Workload": workload, "Run as": arm.label}
         row |= {"Law": _law_in_words(scaling), "Parameters": _parameters(scaling)}
         if len(counts) > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import Arm, Comparison
-from harness.analysis.format import mode_name
+from harness.analysis.format import mode_name, under
 from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate
@@ -105,7 +105,7 @@ def by_mode(shown: str, values: Iterable[OfMode], unit: str, first: str = "") ->
     parts: list[str] = []
     for mode, means in sorted(of_mode.items(), key=lambda item: -max(item[1])):
         ends = dict.fromkeys(format(value, shown) for value in (min(means), max(means)))
-        parts.append(f"{' to '.join(ends)}{unit if parts else first or unit} under {mode}")
+        parts.append(f"{' to '.join(ends)}{unit if parts else first or unit} {under(mode)}")
     return ", ".join(parts)
 
 

@@ -31,7 +31,11 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
     made = forked.harness("publish", campaign.path, "--out", archive)
     assert made.returncode == 0, made.stderr
 
-    done = forked.harness("reproduce", archive, "--results", tmp_path / "here", "--max-repeats", "3", "--json")
+    again = ("reproduce", archive, "--results", tmp_path / "here", "--max-repeats", "3", "--json")
+    unseen = forked.harness(*again)
+    assert (unseen.returncode, (tmp_path / "here").exists()) == (2, False)
+    assert "imports the workload tiny: tests.support.tiny_workload:steady" in unseen.stderr
+    done = forked.harness(*again, "--yes")
 
     said = " ".join(done.stderr.split())
     assert re.search(
@@ -43,15 +47,15 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
     outcomes = {cell["outcome"] for cell in found["cells"]}
     assert outcomes <= {outcome.value for outcome in Outcome}
     assert done.returncode == (12 if "differs" in outcomes or "agrees" not in outcomes else 0), done.stderr
-    again = open_folder(Path(found["campaign"]))
-    assert again.path.parent == tmp_path / "here"
-    assert again.spec == open_folder(campaign.path).spec
-    assert verify_campaign(again.path).ok
+    ran = open_folder(Path(found["campaign"]))
+    assert ran.path.parent == tmp_path / "here"
+    assert ran.spec == open_folder(campaign.path).spec
+    assert verify_campaign(ran.path).ok
     assert [cell["replicas"] for cell in found["cells"]] == [1, 2]
     assert found["environment"] == []
     for more in map(open_folder, map(Path, found["more"])):
         assert more.path.parent == tmp_path / "here"
         assert (more.spec.repeats, verify_campaign(more.path).ok) == (1, True)
     # Without running: the same answer.
-    given = [word for path in (again.path, *found["more"]) for word in ("--against", path)]
+    given = [word for path in (ran.path, *found["more"]) for word in ("--against", path)]
     assert json.loads(forked.harness("reproduce", archive, *given, "--json").stdout) == found

@@ -44,7 +44,7 @@ def test_the_load_at_which_latency_breaks_is_found_reported_and_its_neighbour_me
     answer = json.loads(campaign.run().stdout)
 
     (told,) = answer["stress"]
-    assert "tiny under time-slicing breaks at 7 replicas (latency limit): p50 is " in told
+    assert "tiny on the CPU breaks at 7 replicas (latency limit): p50 is " in told
     assert "The last good point is 4 replicas" in told
     assert "mean of 2 runs" in told
     assert list(answer["experiments"]) == [
@@ -54,8 +54,8 @@ def test_the_load_at_which_latency_breaks_is_found_reported_and_its_neighbour_me
     assert points(campaign) == list(answer["experiments"])
     page = (campaign.path / "report.md").read_text()
     assert markdown(told) in page
-    assert "plots/stress-tiny-time-slicing.png" in page
-    assert (campaign.path / "plots" / "stress-tiny-time-slicing.png").stat().st_size > 5000
+    assert "plots/stress-tiny-on-the-CPU.png" in page
+    assert (campaign.path / "plots" / "stress-tiny-on-the-CPU.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ def test_the_highest_goodput_of_servers_with_a_planted_limit_is_found_and_told_e
     assert any("llm-rate-64_" in name for name in answer["experiments"])
     assert len(answer["stress"]) == 2, answer["stress"]
     ladder, overall = answer["stress"]
-    assert ladder.startswith("llm under time-slicing breaks at")
+    assert ladder.startswith("llm on the CPU breaks at")
     assert overall.startswith("llm: the highest goodput within the objective is ")
-    assert "of 2 servers under time-slicing" in overall
+    assert "of 2 servers on the CPU" in overall
     campaign.verified()
     assert json.loads((campaign.path / "summary.json").read_text())["goodput"] == answer["goodput"]
     for page in ("report.md", "report.html"):

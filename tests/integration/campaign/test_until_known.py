@@ -39,7 +39,7 @@ def test_killed_in_the_middle_of_a_block_it_goes_on_until_the_answer_is_there(tm
 
     assert alone.stat().st_mtime_ns == first
     told = answer["until_known"]
-    assert "slowed against time-slicing alone: throughput is" in told[0]
+    assert "slowed against alone: throughput is" in told[0]
     repeats = {name.rpartition("rep")[2] for name in answer["experiments"]}
     assert repeats in ({"1", "2", "3"}, {"1", "2", "3", "4"})
     campaign.verified()

@@ -33,7 +33,7 @@ from harness.results.writers import ExperimentWriter, finalise
 from harness.spec import CampaignSpec, ConditionSpec, LayerSpec, NeighbourSpec, Sharing, WorkloadSpec
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_campaign
 
-SHAPE = Shape(gpu=False, record_s=20)
+SHAPE = Shape(record_s=20)
 METRICS = ["throughput", "total_count"]
 ALONE = ConditionSpec(name="alone")
 BESIDE = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="whisper"), replicas=2)])
@@ -262,7 +262,7 @@ def test_a_condition_says_what_it_is(condition, words):
 
 
 def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran_on(analysis, tmp_path):
-    plain = analyse(write_campaign(tmp_path / "plain", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=True)))
+    plain = analyse(write_campaign(tmp_path / "plain", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=False)))
     read = {plain.folder: plain, analysis.folder: analysis}
 
     pool = gather([*read], read=read.__getitem__)
@@ -273,7 +273,7 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
     assert conditions == "(beside: 2 replicas of whisper beside.)"
     assert reason.startswith("No neighbour was measured under two modes")
     assert "time-slicing keeps 80.0% of the throughput" in said
-    assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
+    assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on Synthetic GPU."
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
     assert isolated(gather([analysis.folder], read=read.__getitem__), interference(analysis)).apart == ""
     (unknown,) = isolated(gather([plain.folder], read=read.__getitem__), None).sentences
@@ -359,6 +359,19 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_replicas_without_a_gpu_are_called_those_of_the_cpu_and_their_ids_stay(analysis):
+    on_cpu = replace(analysis, cells=[replace(cell, on_cpu=True) for cell in analysis.cells])
+    found = interference(on_cpu)
+    pool = gather([analysis.folder], read=lambda _folder: on_cpu)
+
+    assert [row.on_cpu for row in analysis.cells] == [False] * 3
+    said = [*found.worst(), *found.sentences(), *pool.missing_modes(), *map(str, overhead_table(found).rows)]
+    assert not [sentence for sentence in said if "time-slicing" in sentence]
+    assert "resnet50, 1 replica, against alone, with its worst neighbour: it keeps 80.0% of the throughput (" in said[0]
+    assert pool.missing_modes() == ["Sharing modes need a GPU: these replicas ran on the CPU."]
+    assert {cell.key.sharing for cell in on_cpu.cells} == {"time-slicing"}
+
+
 def test_the_report_says_who_keeps_the_limit(folder):
     page = report_of(analyse(folder)).read_text()
     text = (folder / "report.md").read_text()

@@ -9,9 +9,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from harness.analysis.campaign import analyse
@@ -228,13 +230,57 @@ def test_what_an_archive_has_this_machine_run_is_shown_before(
     }
     shown = list(publishing._foreign_code(CampaignSpec.model_validate(text)))
     assert shown == ["runs the command of mine: serve --name 'a b' '{port}'", "imports the workload other: module:make"]
+    text["backend"], text["kubernetes"] = "kubernetes", {}
+    pods = [
+        {
+            "name": "pod",
+            "server": {
+                "command": server["command"],
+                "ready": server["ready"],
+                "image": "registry/serve:1",
+                "protocol": "own",
+                "client": "module:ask",
+            },
+        }
+    ]
+    assert list(publishing._foreign_code(CampaignSpec.model_validate({**text, "workloads": pods}))) == [
+        "runs the image of pod: registry/serve:1 serve --name 'a b' '{port}'",
+        "imports the client of pod: module:ask",
+    ]
 
     said: list[str] = []
     monkeypatch.setattr(publishing, "_foreign_code", lambda _spec: shown)
     monkeypatch.setattr(publishing.output, "note", said.append)
     monkeypatch.setattr(publishing, "_run_again", lambda *_, **__: said.append("runs") or alike)
-    run(archive, "--max-repeats", "3")
+    run(archive, "--max-repeats", "3", "--yes")
     assert said.index(shown[0]) < said.index("runs")
+
+    said.clear()
+    unseen = run(archive, "--max-repeats", "3")
+    assert isinstance(unseen.exception, UsageError)
+    assert unseen.exception.advice.endswith(f"harness reproduce {archive} --yes")
+    assert said[-2:] == shown
+
+
+@pytest.mark.parametrize(("answer", "runs"), [(True, True), (False, False), (None, False)])
+def test_at_a_terminal_it_is_asked_and_only_a_yes_runs_it(
+    archive: Path, alike: Path, monkeypatch: pytest.MonkeyPatch, answer: bool | None, runs: bool
+) -> None:
+    ran: list[Path] = []
+
+    def asked(*_: object, **__: object) -> bool:
+        if answer is None:
+            raise typer.Abort
+        return answer
+
+    monkeypatch.setattr(publishing, "_foreign_code", lambda _spec: ["imports the workload other: module:make"])
+    monkeypatch.setattr(publishing, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(publishing.typer, "confirm", asked)
+    monkeypatch.setattr(publishing, "_run_again", lambda *_, **__: ran.append(alike) or alike)
+    done = run(archive, "--max-repeats", "3")
+
+    assert bool(ran) is runs
+    assert runs or (isinstance(done.exception, UsageError) and done.exception.message == "nothing was run.")
 
 
 def test_the_command_says_the_environment_first_and_exits_for_what_differs(

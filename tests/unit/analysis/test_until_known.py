@@ -128,7 +128,8 @@ def test_false_answers_are_rare_where_they_are_easiest():
 
 def test_cells_of_one_campaign_share_their_looks_and_those_of_several_do_not():
     one, later, other = (
-        Cell(ConfigurationKey("tiny", "mps", 1), [], None, shares) for shares in ({"x": 0.5}, {"x": 0.2}, {"y": 0.1})
+        Cell(ConfigurationKey("tiny", "mps", 1), [], None, shares=shares)
+        for shares in ({"x": 0.5}, {"x": 0.2}, {"y": 0.1})
     )
 
     assert [shared(), shared(one), shared(one, later), shared(one, later, other)] == pytest.approx([1, 0.5, 0.2, 0.02])

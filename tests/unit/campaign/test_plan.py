@@ -2,6 +2,7 @@
 
 import pytest
 
+from harness.campaign import plan
 from harness.campaign.plan import at_most_gb, check_limits, estimate, expand, matrix
 from harness.campaign.source import read_source
 from harness.errors import UsageError
@@ -9,6 +10,7 @@ from harness.metrics.catalogue import select
 from harness.spec import (
     CampaignSpec,
     ConditionSpec,
+    KubernetesSpec,
     Limits,
     MpsLimits,
     MpsSpec,
@@ -211,6 +213,18 @@ def test_a_neighbour_takes_disk_too_and_a_gpu_of_its_own_under_exclusive():
 @pytest.mark.parametrize(("size_bytes", "shown"), [(1, "0.1 GB"), (1e8, "0.1 GB"), (2.01e9, "2.1 GB")])
 def test_a_limit_of_the_disk_is_rounded_up_and_never_nothing(size_bytes, shown):
     assert at_most_gb(size_bytes) == shown
+
+
+def test_replicas_that_share_no_gpu_are_called_those_of_the_cpu(monkeypatch):
+    here = campaign(replicas=[2], repeats=1)
+    cluster = campaign(replicas=[2], repeats=1, backend="kubernetes", kubernetes=KubernetesSpec(gpus_per_replica=0))
+
+    monkeypatch.setattr(plan, "gpu_facts", lambda: ([], "no driver"))
+    assert plan.titles(here) == {"tiny_r2_time-slicing_rep1": "tiny r2 CPU rep1"} == plan.titles(cluster)
+    assert matrix(expand(here), gpus=plan.gives_gpus(here))[1] == [["tiny", "CPU", "2", 1, 1]]
+    monkeypatch.setattr(plan, "gpu_facts", lambda: (["a GPU"], ""))
+    assert plan.titles(here) == {}
+    assert plan.titles(cluster.model_copy(update={"kubernetes": KubernetesSpec()})) == {}
 
 
 def test_the_matrix_has_a_row_for_each_workload_mode_and_condition():

@@ -97,7 +97,7 @@ def test_a_run_without_a_gpu_is_shown_as_of_the_cpu_and_keeps_its_mode_in_files(
     folder = write_campaign(tmp_path / "made", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=gpu))
     (cell,) = analyse(folder).cells
 
-    assert (cell.sharing, cell.mode, cell.mode_shown) == ("time-slicing", "time-slicing", shown_as)
+    assert (cell.sharing, cell.key.mode, cell.mode) == ("time-slicing", "time-slicing", shown_as)
     (table,) = tables.short_tables(analyse(folder))
     assert shown_as in table.texts[0]
     report.report_of(analyse(folder))

@@ -53,19 +53,35 @@ def test_a_pipe_gets_a_line_for_each_experiment_and_of_each_step_when_asked(caps
     assert "\x1b" not in "".join(said)
 
 
-def screen_after(story, *, width=80, height=24, **settings):
+def screen_after(story, *, width=80, height=24, titles=None, **settings):
     """What is drawn once all that has happened, without what scrolled by."""
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, width=width, height=height, highlight=False, **settings)
     stdout = sys.stdout
     with _bar(console) as progress:
         assert sys.stdout is stdout  # or what goes to a file would go to the screen
-        tell = LiveBar(progress)
+        tell = LiveBar(progress, titles)
         for event in story:
             tell(event)
         drawn.truncate(0)
         progress.refresh()
         return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn.getvalue()).splitlines()]
+
+
+def test_a_run_without_a_gpu_is_called_one_of_the_cpu(capsys, monkeypatch):
+    titles = {
+        name: name.replace("_time-slicing_", "_CPU_").replace("_", " ") for name in (RUN, STORY[-1].experiment_id)
+    }
+    tell = PlainLines(titles)
+    for event in STORY:
+        tell(event)
+    monkeypatch.setenv("TERM", "xterm")
+    _, row, _ = screen_after(STORY, titles=titles, color_system=None)[-3:]
+
+    said = capsys.readouterr().err
+    assert "[3/9] resnet50 r8 CPU rep1 INVALID" in said
+    assert "time-slicing" not in said
+    assert row.split()[:3] == ["resnet50", "r8", "CPU"]
 
 
 @pytest.mark.parametrize("width", [60, 80])
