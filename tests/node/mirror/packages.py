@@ -11,6 +11,7 @@ from tests.node.mirror.debs import File, Package
 
 RECORDERS = Path(__file__).parent / "recorders"
 BYTECODE = "/var/cache/recorders"  # on the machine
+LIBRARIES = "/usr/lib/python3/dist-packages"
 KUBERNETES_REVISION = "-1.1"
 NVIDIA_REVISION = "-1"
 
@@ -241,6 +242,8 @@ def _sources() -> Iterator[Path]:
 
 
 def _launcher(folder: str, recorder: str) -> str:
-    # Started some fifty times in a run of the site: its bytecode is kept, and not where dpkg would have to remove it.
-    python = f"#!/usr/bin/python3 -Xpycache_prefix={BYTECODE}\n"
-    return f'{python}import sys\nsys.path.insert(0, "{folder}")\nimport {recorder}\n{recorder}.main()\n'
+    # Started some sixty times in a run of the site: its bytecode is kept, and not where dpkg would have to remove it, and
+    # nothing is made ready (-S) but the way to Debian's yaml.
+    python = f"#!/usr/bin/python3 -SXpycache_prefix={BYTECODE}\n"
+    paths = f'sys.path.insert(0, "{folder}")\nsys.path.append("{LIBRARIES}")\n'
+    return f"{python}import sys\n{paths}import {recorder}\n{recorder}.main()\n"

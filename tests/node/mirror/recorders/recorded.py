@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +37,8 @@ def record(program: str, arguments: list[str]) -> None:
 
 def replace(path: Path, text: str, mode: int) -> None:
     """Write a file whole or not at all: another program reads it once a second."""
+    import threading
+
     new = path.with_name(f".{path.name}.{threading.get_native_id()}")
     new.touch(0o600)
     new.write_text(text)

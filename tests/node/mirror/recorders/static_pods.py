@@ -3,15 +3,16 @@
 A process does nothing: it is there under its name and with its flags, as `ps` shows the real one.
 """
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import etcd_tools
 import yaml
 from recorded import STATE, replace
+
+if TYPE_CHECKING:
+    import subprocess
 
 MANIFESTS = Path("/etc/kubernetes/manifests")
 PKI = "/etc/kubernetes/pki"
@@ -125,6 +126,11 @@ class Processes:
 
 def start(name: str, flags: list[str]) -> "subprocess.Popen[bytes]":
     """A process of that name; etcd's sees the programs of its image, as a container does, and reads a restored folder."""
+    # Here: most who read this file only list the pods, kubectl with every call.
+    import subprocess
+
+    import etcd_tools
+
     command = [str(program(name)), *flags]
     if name == "etcd":
         etcd_tools.install()
