@@ -164,7 +164,7 @@ class Playbooks:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Environment for whatever runs Ansible against this machine; a journal is kept where TASK_JOURNAL is given."""
-        callbacks = ["built_modules", *(["task_journal"] if "TASK_JOURNAL" in more else [])]
+        callbacks = ["built_modules", "lean_forks", *(["task_journal"] if "TASK_JOURNAL" in more else [])]
         return os.environ | {
             "ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).parent / "callback"),
             "ANSIBLE_CALLBACKS_ENABLED": ",".join(callbacks),
