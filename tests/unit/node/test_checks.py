@@ -73,24 +73,17 @@ def test_a_healthy_node_passes_every_check() -> None:
     assert found.boot_id == BOOT_ID
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_its_checks_and_no_other(fault: str) -> None:
-    break_it, wanted = FAULTS[fault]
-    paper = machine()
+@pytest.mark.parametrize(
+    ("faults", "fault"), [(faults, fault) for faults in (FAULTS, WORKER_FAULTS) for fault in faults]
+)
+def test_a_fault_fails_its_checks_and_no_other(faults: dict[str, Any], fault: str) -> None:
+    break_it, wanted = faults[fault]
+    paper, judged = (machine(), verdict) if faults is FAULTS else (worker(), worker_verdict)
     break_it(paper)
-    found = verdict(paper)
+    found = judged(paper)
     assert {check.name for check in found.failed} == wanted, "\n".join(map(str, found.failed))
     assert not found.ok
     assert all(check.advice and check.expected and check.found for check in found.failed)
-
-
-@pytest.mark.parametrize("fault", WORKER_FAULTS)
-def test_a_workers_fault_fails_its_checks_and_no_other(fault: str) -> None:
-    break_it, wanted = WORKER_FAULTS[fault]
-    paper = worker()
-    break_it(paper)
-    found = worker_verdict(paper)
-    assert {check.name for check in found.failed} == wanted, "\n".join(map(str, found.failed))
 
 
 def test_every_check_has_a_fault_that_fails_it() -> None:
@@ -284,12 +277,19 @@ def test_a_paused_grafana_is_not_asked() -> None:
     assert [each.name for each in found.not_applicable] == ["monitoring/grafana"]
 
 
-def test_a_kernel_can_be_told_off() -> None:
+@pytest.mark.parametrize(
+    ("check", "break_it", "told"),
+    [
+        ("gpu/cuda-smoke", lambda paper: paper.objects.update(jobs=[]), {"device_plugin_smoke": False}),
+        ("kernel/psi", remove("/proc/pressure/cpu"), {"preflight_psi_required": False}),
+    ],
+)
+def test_a_check_can_be_told_off(check: str, break_it: Break, told: dict[str, bool]) -> None:
     paper = machine()
-    paper.objects["jobs"] = []
-    found = verdict(paper, device_plugin_smoke=False)
+    break_it(paper)
+    found = verdict(paper, **told)
     assert found.ok
-    assert [each.name for each in found.not_applicable] == ["gpu/cuda-smoke"]
+    assert [each.name for each in found.not_applicable] == [check]
 
 
 @pytest.mark.parametrize("network", ["bridge", "none"])
@@ -347,14 +347,6 @@ def test_what_is_built_into_the_kernel_that_runs_is_there() -> None:
     write("/lib/modules/6.18/modules.builtin", "kernel/net/bridge/br_netfilter.ko\n")(paper)
 
     assert verdict(paper).ok
-
-
-def test_pressure_can_be_told_off() -> None:
-    paper = machine()
-    remove("/proc/pressure/cpu")(paper)
-    found = verdict(paper, preflight_psi_required=False)
-    assert found.ok
-    assert [each.name for each in found.not_applicable] == ["kernel/psi"]
 
 
 def test_a_worker_is_judged_by_its_own_node_and_not_by_the_cluster() -> None:

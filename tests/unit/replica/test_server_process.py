@@ -46,15 +46,17 @@ def test_it_is_up_when_the_condition_holds_and_ends_by_sigterm(start, ready):
     assert server.stop() == "ended by itself"
 
 
-def test_one_that_ends_says_how_and_what_it_printed(start):
-    server = start("import sys; print('no model'); sys.exit(3)")
-    with pytest.raises(WorkloadError, match=r"the server ended with 3; its last lines: no model\."):
-        server.wait_until_up()
-
-
-def test_one_that_goes_into_the_background_is_named(start):
-    server = start("print('started')")
-    with pytest.raises(WorkloadError, match="keep it in the foreground"):
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("import sys; print('no model'); sys.exit(3)", r"the server ended with 3; its last lines: no model\."),
+        ("print('started')", "keep it in the foreground"),
+    ],
+    ids=["failed", "in the background"],
+)
+def test_one_that_ends_says_how_and_what_it_printed(start, source, says):
+    server = start(source)
+    with pytest.raises(WorkloadError, match=says):
         server.wait_until_up()
 
 
