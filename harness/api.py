@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from html import escape
 from os import PathLike
@@ -173,8 +173,21 @@ class Campaign:
             except ResultsPathError as error:  # of a damaged manifest: the others go on
                 warnings.warn(f"{folder.name} is left out: {error.message}", stacklevel=3)
 
+    def __getitem__(self, name: str) -> Experiment:
+        """The experiment of this name. Raises KeyError, which says what was probably meant."""
+        found: Experiment = self.experiments[name]
+        return found
+
+    def __iter__(self) -> Iterator[Experiment]:
+        """Its experiments, in the order of their names."""
+        return iter(self.experiments)
+
+    def __len__(self) -> int:
+        """How many are finished."""
+        return len(self.experiments)
+
     def __repr__(self) -> str:
-        return f"<Campaign {self.name}: {len(self.experiments)} experiments>"
+        return f"<Campaign {self.name}: {counted(len(self), 'experiment')}>"
 
     def _repr_html_(self) -> str:
         """For a notebook: every experiment with its verdict."""

@@ -67,13 +67,17 @@ def test_an_experiment_is_had_by_its_name_and_a_notebook_shows_tables(folder: Pa
     measured = harness.load(folder)
     experiment = measured.experiments["resnet50_r3_mps_rep1"]
 
-    assert experiment is measured.experiments[0]
+    assert experiment is measured.experiments[0] is measured["resnet50_r3_mps_rep1"]
+    assert ([*measured], len(measured)) == (measured.experiments, 4)
+    assert measured.experiments[:2] == [*measured][:2]
     with pytest.raises(KeyError, match="did you mean 'resnet50_r3_mps_rep2'"):
-        measured.experiments["resnet50_r3_mps_rep3"]
+        measured["resnet50_r3_mps_rep3"]
     assert dir(harness) == ["Campaign", "Experiment", "__version__", "compare", "load", "run"]
     shown = measured._repr_html_()
     assert all(f"<td>{run.name}</td>" in shown for run in measured.experiments)
     assert "<td>throughput</td>" in experiment._repr_html_()
+    assert "<th>ratio</th>" in harness.compare(measured)._repr_html_()
+    assert repr(measured) == "<Campaign api: 4 experiments>"
 
 
 @pytest.mark.parametrize("kind", ["folder", "archive"])

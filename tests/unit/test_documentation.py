@@ -50,6 +50,21 @@ def test_every_script_on_a_page_exists_and_can_be_run(page, line):
     assert script.stat().st_mode & 0o111, page
 
 
+def programs_named() -> list[tuple[str, str]]:
+    """What pages and the examples' files say is run by python: a file or a module."""
+    files = [*PAGES, *ROOT.glob("examples/*/*.yaml")]
+    named = re.compile(r"^(?:#\s+)?python3? (-m )?([\w./-]+)", re.MULTILINE)
+    found = [(file.name, module, name) for file in files for module, name in named.findall(file.read_text())]
+    return [(file, f"{name.replace('.', '/')}.py" if module else name) for file, module, name in found]
+
+
+@every(pair for pair in programs_named() if pair[1].startswith(("examples/", "scripts/", "tests/")))
+def test_every_program_of_ours_that_is_named_exists(file, program):
+    path = ROOT / program
+
+    assert path.is_file() or (path.with_suffix("") / "__main__.py").is_file(), file
+
+
 @every(PAGES, lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

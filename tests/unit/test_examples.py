@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -213,3 +214,15 @@ def test_every_campaign_file_beside_them_can_be_run(path):
 
     assert expand(source.spec)
     assert path.name in path.read_text().partition("name:")[0], "its first lines say how it is run"
+
+
+def test_the_model_of_the_engine_s_campaign_has_its_weights_and_a_token_for_each_word(tmp_path):
+    program = ROOT / "examples/h200/make_model.py"
+    small = ["--layers", "1", "--hidden", "64", "--heads", "4"]
+    subprocess.run([sys.executable, program, tmp_path / "model", *small], check=True, capture_output=True, timeout=240)
+
+    shape = json.loads((tmp_path / "model/config.json").read_text())
+    words = json.loads((tmp_path / "model/tokenizer.json").read_text())["model"]["vocab"]
+    assert (shape["architectures"], shape["num_hidden_layers"]) == (["LlamaForCausalLM"], 1)
+    assert len(words) == shape["vocab_size"] == 32_000
+    assert f"python {program.relative_to(ROOT)} /tmp/model" in (ROOT / "examples/h200/engine.yaml").read_text()
