@@ -19,7 +19,7 @@ _SCALES = {
 TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 MINUS = "\N{MINUS SIGN}"
 _DIGITS = 3
-_TOO_WIDE = "not decidable"
+_TOO_WIDE = "interval too wide"
 _WHOLE_PERCENT = 10
 """Differences below so many percent have a decimal."""
 _EXACT, _WIDE = 1e-9, 0.5

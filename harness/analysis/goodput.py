@@ -92,7 +92,7 @@ def _best(stress: StressSpec, series: StressSeries) -> Best:
     if limit is not None:
         word, why = str(limit.failure_mode), f"{in_words(limit.load, series.unit)}: {limit.sentence}"
     elif above:
-        word = "not decidable" if above[0].grade is Grade.DOUBTFUL else "not repeatable"
+        word = "inconclusive" if above[0].grade is Grade.DOUBTFUL else "not repeatable"
         why = f"{in_words(above[0].load, series.unit)}: {above[0].sentence or 'it did not hold when measured again.'}"
     else:
         most = in_words(series.points[-1].load, series.unit)

@@ -1,4 +1,4 @@
-"""Whether an objective is met: pass, fail, or not decidable from what was recorded.
+"""Whether an objective is met: pass, fail, or inconclusive from what was recorded.
 
 Every part is a share that may be missed: a p99 within a limit means that at most 1 % lies above it. The interval of that
 share takes neighbours in time together, because what is slow comes in bursts; and it is never narrower than that of as many
@@ -46,7 +46,7 @@ LOOK_GROWTH = 1.25
 """From one look at an objective to the next."""
 MOST_TOLD = 4
 """Runs whose figures are told one by one; of more, how many there are of each outcome."""
-GRAVEST_FIRST = (Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS)
+GRAVEST_FIRST = (Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS)
 
 Bools = npt.NDArray[np.bool_]
 Instants = npt.NDArray[np.int64]
@@ -54,7 +54,7 @@ Part = dict[str, Any]
 """One part of an objective as ``slo.json`` has it: ``limit`` (ms, or a share), ``value`` (the percentile in ms, or the share of
 errors; None: nothing was measured), ``missed_share`` of the requests, its ``interval`` (were all that is ``undecided`` to meet the
 limit, and to miss it), ``allowed_share``, and the ``outcome`` by the interval alone. Where that would be another one without the
-client's own lateness, it is not decidable, and ``from_sent`` has value and outcome from the instants of sending."""
+client's own lateness, it is inconclusive, and ``from_sent`` has value and outcome from the instants of sending."""
 _FIRST = frozenset({"ttft", "ttfo"})
 _FROM_INTENDED = _FIRST | {"latency"}
 
@@ -151,10 +151,10 @@ def _part(
 
 
 def _without_lateness(part: Part, from_sent: Part) -> None:
-    """A part that the client's own lateness decides is not decidable: the servers cannot be blamed, nor cleared."""
+    """A part that the client's own lateness decides is inconclusive: the servers cannot be blamed, nor cleared."""
     if part["outcome"] != from_sent["outcome"]:
         part["from_sent"] = {key: from_sent[key] for key in ("value", "outcome")}
-        part["outcome"] = Outcome.NOT_DECIDABLE.value
+        part["outcome"] = Outcome.INCONCLUSIVE.value
 
 
 def decided_by_lateness(slo: Mapping[str, Any]) -> list[str]:
@@ -198,7 +198,7 @@ def _missed(sample: Sample, window: Window, allowed: float, looks: int) -> Part:
     low, _ = share_interval(missed, at_ns, window, weights, looks)
     _, high = share_interval(perhaps, at_ns, window, weights, looks)
     share = float(weights[missed].sum() / weights.sum()) if len(missed) else 0.0
-    outcome = Outcome.PASS if high <= allowed else Outcome.FAIL if low > allowed else Outcome.NOT_DECIDABLE
+    outcome = Outcome.PASS if high <= allowed else Outcome.FAIL if low > allowed else Outcome.INCONCLUSIVE
     return {
         "missed_share": round(share, 9),
         "interval": [round(low, 9), round(high, 9)],
@@ -340,7 +340,7 @@ class ObjectiveLooks:
         self._experiment, self._folder, self._start_s = experiment, folder, start_s
         self._times_s = look_times(experiment.timing)
         self._looks = len(self._times_s)
-        self.outcome = Outcome.NOT_DECIDABLE
+        self.outcome = Outcome.INCONCLUSIVE
 
     def due(self, recorded_s: float) -> bool:
         """Whether it is time for another look."""
@@ -362,7 +362,7 @@ class ObjectiveLooks:
         self.outcome = Outcome(judged.to_dict()["outcome"])
         recent = Window(window.end_s - window.duration_s / SLICES, window.end_s)
         answering = set(table.rows["replica"][recent.holds(table.rows["end_ns"])].tolist())
-        return self.outcome is not Outcome.NOT_DECIDABLE and len(answering) == self._experiment.replicas
+        return self.outcome is not Outcome.INCONCLUSIVE and len(answering) == self._experiment.replicas
 
 
 def _edges_ns(window: Window) -> npt.NDArray[np.float64]:

@@ -249,7 +249,7 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: LoadRun, befor
     for failure_mode, sentence in breaks:
         if sentence:
             return replace(good, grade=Grade.BROKEN, failure_mode=failure_mode, sentence=sentence)
-    if outcome is Outcome.NOT_DECIDABLE:
+    if outcome is Outcome.INCONCLUSIVE:
         grade, doubt = Grade.DOUBTFUL, f"{unmet_parts}; a longer recording decides more."
     return replace(good, grade=grade, sentence=doubt)
 

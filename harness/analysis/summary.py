@@ -135,7 +135,7 @@ def _overheads(interference: Interference | None) -> list[dict[str, Any]]:
 
 def _overhead(overhead: Overhead | str) -> dict[str, Any]:
     if isinstance(overhead, str):
-        return {"outcome": Outcome.NOT_DECIDABLE.value, "why": overhead}
+        return {"outcome": Outcome.INCONCLUSIVE.value, "why": overhead}
     return {
         "pairs": list(overhead.kept),
         "ratio": dataclasses.asdict(overhead.contrast.ratio),

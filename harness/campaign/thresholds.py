@@ -120,7 +120,7 @@ class Thresholds:
             failures.append(ExperimentsFailedError(f"{what}: {', '.join(bad)}.", advice=advice))
         if FailOn.SLO in self.wanted and (unmet or not slo):
             what = (
-                f"The objective is not met, or not decidable: {', '.join(unmet) or 'no experiment was judged by one'}."
+                f"The objective is not met, or inconclusive: {', '.join(unmet) or 'no experiment was judged by one'}."
             )
             by_how_much = "The report says by how much; a longer recording decides more."
             failures.append(ObjectiveMissedError(what, advice=by_how_much))
@@ -169,7 +169,7 @@ class Judgement:
         sentences = []
         for name, reproduction in self.compared:
             outcomes = Counter(_outcome(line) for cell in reproduction.cells for line in cell.lines)
-            order = ("worse", "better", Outcome.AGREES.value, Outcome.NOT_DECIDABLE.value)
+            order = ("worse", "better", Outcome.AGREES.value, Outcome.INCONCLUSIVE.value)
             counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
             sentences += [f"differs from the baseline: {sentence}" for sentence in reproduction.environment]
             within = f"figures within {100 * reproduction.within:g} %"
@@ -235,7 +235,7 @@ def _kept(analysis: CampaignAnalysis, limit_s: float) -> dict[str, dict[str, Any
     """Whether each configuration keeps a limit of its p99 with its whole interval over the repeats."""
     return {
         "/".join(map(str, filter(None, cell.key))): {
-            "outcome": (keeps(p99, limit_s) if p99 else Outcome.NOT_DECIDABLE).value
+            "outcome": (keeps(p99, limit_s) if p99 else Outcome.INCONCLUSIVE).value
         }
         for cell in analysis.cells
         for p99 in [cell.estimates.get("latency_p99_exact")]
@@ -295,7 +295,7 @@ def _mean_rate(workload: WorkloadSpec) -> float | None:
 
 
 def _outcome(line: Line) -> str:
-    """``worse`` and ``better`` than the baseline by more than the tolerance; else whether it agrees or is not decidable."""
+    """``worse`` and ``better`` than the baseline by more than the tolerance; else whether it agrees or is inconclusive."""
     if line.outcome is not Outcome.DIFFERS:
         return line.outcome.value
     less = line.ratio is not None and line.ratio.mean < 1

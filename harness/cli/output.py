@@ -34,7 +34,7 @@ _COLOURS = {
     "no significant difference": _YELLOW,
     "cannot tell: repeat it": _RED,
     "agrees": _GREEN,
-    "not decidable": _YELLOW,
+    "inconclusive": _YELLOW,
     "differs": _RED,
 }
 """Of verdicts, as the terminal counts colours."""

@@ -256,9 +256,9 @@ def _print_reproduction(result: Reproduction) -> None:
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
         reasons = dict.fromkeys(line.why for line in cell.lines if line.why)
-        output.sentences(f"{Outcome.NOT_DECIDABLE.value}: {why}" for why in reasons)
+        output.sentences(f"{Outcome.INCONCLUSIVE.value}: {why}" for why in reasons)
     output.result()
-    outcomes = (Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE)
+    outcomes = (Outcome.AGREES, Outcome.DIFFERS, Outcome.INCONCLUSIVE)
     counts = ", ".join(f"{outcome.value} {result.counted(outcome)}" for outcome in outcomes)
     output.sentence(f"Cells within {100 * result.within:g} %: {counts}.")
 

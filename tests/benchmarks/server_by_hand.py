@@ -205,7 +205,7 @@ def main() -> None:
     low, mean, high = (math.exp(each) for each in (known.low, known.mean, known.high))
     holds = low > 1 - BAR and high < 1 + BAR
     missed = high < 1 - BAR or low > 1 + BAR
-    verdict = "met" if holds else "MISSED" if missed else "not decidable: take more pairs, or longer ones"
+    verdict = "met" if holds else "MISSED" if missed else "inconclusive: take more pairs, or longer ones"
     print(
         f"harness / by hand: {mean:.4f}, 95 % interval {low:.4f} to {high:.4f} ({len(ratios)} pairs of {wishes.seconds:g} s, "
         f"{wishes.concurrency} chats at once); bar within {BAR:.0%}: {verdict}"

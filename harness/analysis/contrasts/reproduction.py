@@ -102,7 +102,7 @@ def together(outcomes: Iterable[Outcome]) -> Outcome:
     every = set(outcomes)
     if Outcome.DIFFERS in every:
         return Outcome.DIFFERS
-    return Outcome.AGREES if every == {Outcome.AGREES} else Outcome.NOT_DECIDABLE
+    return Outcome.AGREES if every == {Outcome.AGREES} else Outcome.INCONCLUSIVE
 
 
 def wanted(published: CampaignAnalysis, measures: Sequence[str] | None = None, *, within: float = WITHIN) -> list[str]:
@@ -198,10 +198,10 @@ def _lines(
     compared = [name for name in measures if name in published.estimates]
     if not compared:
         why = f"not published: {published.absent.get(measures[0], 'no run')}"
-        return [Line(measures[0], None, None, None, Outcome.NOT_DECIDABLE, why)]
+        return [Line(measures[0], None, None, None, Outcome.INCONCLUSIVE, why)]
     if again is None or not again.used:
         why = "it did not run here" if again is None or not again.experiments else "no run here can be used"
-        return [Line(name, published.estimates[name], None, None, Outcome.NOT_DECIDABLE, why) for name in compared]
+        return [Line(name, published.estimates[name], None, None, Outcome.INCONCLUSIVE, why) for name in compared]
     every = pooled_cell([again, *further])
     return [_line(contrasts, published, every, name, within, len(again.figures(name))) for name in compared]
 
@@ -209,13 +209,13 @@ def _lines(
 def _line(contrasts: Contrasts, published: Cell, again: Cell, name: str, within: float, planned: int) -> Line:
     first, second = published.estimates[name], again.estimates.get(name)
     if second is None:
-        return Line(name, first, None, None, Outcome.NOT_DECIDABLE, again.absent.get(name, "not measured here"))
+        return Line(name, first, None, None, Outcome.INCONCLUSIVE, again.absent.get(name, "not measured here"))
     contrast = contrasts.of(published, again, name, first=planned)
     if contrast is None:
-        return Line(name, first, second, None, Outcome.NOT_DECIDABLE, "a ratio needs positive means")
+        return Line(name, first, second, None, Outcome.INCONCLUSIVE, "a ratio needs positive means")
     outcome = judged(contrast.ratio, within)
     why = ""
-    if outcome is Outcome.NOT_DECIDABLE:
+    if outcome is Outcome.INCONCLUSIVE:
         why = contrast.ratio.note if contrast.p is None else _undecided(published, again, name, within)
     return Line(name, first, second, contrast.ratio, outcome, why)
 

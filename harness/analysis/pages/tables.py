@@ -124,12 +124,12 @@ def overhead_table(interference: Interference) -> Table:
 
 def _overhead_entry(overhead: Overhead | str) -> Entry:
     if isinstance(overhead, str):
-        return Entry(DASH, reason=overhead, badge=Outcome.NOT_DECIDABLE.value)
+        return Entry(DASH, reason=overhead, badge=Outcome.INCONCLUSIVE.value)
     interval = whole_interval(overhead.percent)
     return Entry(
         f"{number(overhead.percent.mean)} %",
         (interval,) if interval else (),
-        overhead.why if overhead.outcome is Outcome.NOT_DECIDABLE else "",
+        overhead.why if overhead.outcome is Outcome.INCONCLUSIVE else "",
         overhead.percent.mean,
         overhead.outcome.value,
     )

@@ -208,18 +208,18 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
 
 
 def _gravity(overhead: Overhead | str) -> int:
-    outcome = Outcome.NOT_DECIDABLE if isinstance(overhead, str) else overhead.outcome
-    return [Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS].index(outcome)
+    outcome = Outcome.INCONCLUSIVE if isinstance(overhead, str) else overhead.outcome
+    return [Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.PASS].index(outcome)
 
 
 def in_words(overhead: Overhead | str) -> str:
     """The outcome and what it rests on: ``12.0 % overhead (95 % interval 9.1 to 14.8 %): fail``."""
     if isinstance(overhead, str):
-        return f"{Outcome.NOT_DECIDABLE.value}, {overhead}"
+        return f"{Outcome.INCONCLUSIVE.value}, {overhead}"
     percent = overhead.percent
     size = f"{number(percent.mean)} % overhead"
     interval = f" (95 % interval {bounds} %)" if (bounds := whole_interval(percent)) else ""
-    reason = f", {overhead.why}" if overhead.outcome is Outcome.NOT_DECIDABLE else ""
+    reason = f", {overhead.why}" if overhead.outcome is Outcome.INCONCLUSIVE else ""
     return f"{size}{interval}: {overhead.outcome.value}{reason}"
 
 
@@ -228,7 +228,7 @@ def judge(percent: Estimate, limit_percent: float) -> tuple[Outcome, str]:
     outcome = keeps(percent, limit_percent)
     if percent.low is None:
         return outcome, percent.note
-    if outcome is not Outcome.NOT_DECIDABLE:
+    if outcome is not Outcome.INCONCLUSIVE:
         where = "below" if outcome is Outcome.PASS else "above"
         return outcome, f"the whole interval lies {where} {limit_percent:g} %"
     needed = _repeats_needed(percent, limit_percent)

@@ -9,7 +9,7 @@ from functools import cached_property
 from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import Comparison
 from harness.analysis.contrasts.contrast import Contrast
-from harness.analysis.format import mode_name, percent_more, replicas_in_words, span
+from harness.analysis.format import mode_name, percent, percent_more, replicas_in_words, span
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.pages.curves import Row, dots
 from harness.analysis.pages.plot import Picture
@@ -108,8 +108,13 @@ class FirstScreen:
             better = outcomes == {Outcome.HIGHER if METRICS[metric].higher_is_better else Outcome.LOWER}
         elif outcomes:
             short = "higher for some, lower for others"
+        alone = len(effects) == len(clear) == 1  # ``short`` is its difference already
         lines = [
-            (workload if self.against else f"{workload}, {_compared(it)}", percent_more(it.ratio), not it.significant)
+            (
+                workload if self.against else f"{workload}, {_compared(it)}",
+                f"95% interval {percent(it.ratio)[1]}" if alone else percent_more(it.ratio),
+                not it.significant,
+            )
             for workload, it in effects
         ]
         return HeadlineNumber(_TITLES[metric], short, better, lines)

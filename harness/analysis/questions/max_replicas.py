@@ -57,15 +57,15 @@ class Carried:
 
 def carried(arm: Arm, workload: str, limit_s: float) -> Carried:
     """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
-    counts: dict[Outcome, list[int]] = {Outcome.PASS: [], Outcome.FAIL: [], Outcome.NOT_DECIDABLE: []}
+    counts: dict[Outcome, list[int]] = {Outcome.PASS: [], Outcome.FAIL: [], Outcome.INCONCLUSIVE: []}
     for count in arm.counts(workload):
         p99 = arm.cells[CellKey(workload, count)].estimates.get("latency_p99_exact")
-        counts[keeps(p99, limit_s) if p99 else Outcome.NOT_DECIDABLE].append(count)
+        counts[keeps(p99, limit_s) if p99 else Outcome.INCONCLUSIVE].append(count)
     breaks = min(counts[Outcome.FAIL], default=None)
     sure = [count for count in counts[Outcome.PASS] if breaks is None or count < breaks]
     law = scaling_law(arm.figures(workload, "latency_p99_exact"), LATENCY_LAWS).best
     by_law = most_within(law, limit_s, max(arm.counts(workload), default=0)) if law else None
-    return Carried(max(sure, default=0), breaks, counts[Outcome.NOT_DECIDABLE], by_law)
+    return Carried(max(sure, default=0), breaks, counts[Outcome.INCONCLUSIVE], by_law)
 
 
 def laws(comparison: Comparison) -> dict[tuple[str, str], Fit]:

@@ -73,23 +73,23 @@ class Outcome(StrEnum):
     """It keeps the limit altogether."""
     FAIL = "fail"
     """It is beyond the limit altogether."""
-    NOT_DECIDABLE = "not decidable"
+    INCONCLUSIVE = "inconclusive"
 
 
 def within(ratio: Estimate, tolerance: float) -> Outcome:
     """Whether a ratio is that of equals: its whole interval from 1 / (1 + tolerance) to 1 + tolerance."""
     if ratio.low is None or ratio.high is None:
-        return Outcome.NOT_DECIDABLE
+        return Outcome.INCONCLUSIVE
     lowest, highest = 1 / (1 + tolerance), 1 + tolerance
     if lowest <= ratio.low and ratio.high <= highest:
         return Outcome.AGREES
-    return Outcome.DIFFERS if ratio.high < lowest or ratio.low > highest else Outcome.NOT_DECIDABLE
+    return Outcome.DIFFERS if ratio.high < lowest or ratio.low > highest else Outcome.INCONCLUSIVE
 
 
 def keeps(estimate: Estimate, limit: float) -> Outcome:
     """Whether something that is the worse the more of it there is stays below a limit, with its whole interval."""
     if estimate.low is None or estimate.high is None or estimate.low <= limit <= estimate.high:
-        return Outcome.NOT_DECIDABLE
+        return Outcome.INCONCLUSIVE
     return Outcome.PASS if estimate.high < limit else Outcome.FAIL
 
 

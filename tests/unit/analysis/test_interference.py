@@ -80,8 +80,8 @@ def test_an_overhead_at_its_limit_is_called_a_pass_or_a_fail_in_5_percent_of_all
         (1.0, -0.5, 2.5, Outcome.PASS, "the whole interval lies below 5 %"),
         (-3.0, -4.0, -2.0, Outcome.PASS, "the whole interval lies below 5 %"),
         (9.0, 7.0, 11.0, Outcome.FAIL, "the whole interval lies above 5 %"),
-        (3.0, -1.5, 7.5, Outcome.NOT_DECIDABLE, "the interval includes the limit; try 6 repeats"),
-        (5.0, 2.0, 8.0, Outcome.NOT_DECIDABLE, "the interval includes the limit; it is too close to the limit"),
+        (3.0, -1.5, 7.5, Outcome.INCONCLUSIVE, "the interval includes the limit; try 6 repeats"),
+        (5.0, 2.0, 8.0, Outcome.INCONCLUSIVE, "the interval includes the limit; it is too close to the limit"),
     ],
 )
 def test_only_an_interval_on_one_side_of_the_limit_decides(mean, low, high, outcome, why):
@@ -93,7 +93,7 @@ def test_one_repeat_decides_nothing():
 
     assert (ratio.low, ratio.high) == (None, None)
     assert judge(Estimate(1.0, None, None, 1, None, ratio.note), 5.0) == (
-        Outcome.NOT_DECIDABLE,
+        Outcome.INCONCLUSIVE,
         "one repeat has no interval",
     )
     with pytest.raises(ValueError, match="pairs of positive values"):
@@ -340,9 +340,9 @@ def test_one_repeat_is_said_and_not_decided(analysis):
 
     found = interference(replace(analysis, cells=cells))
 
-    assert "19.8 % overhead: not decidable, one repeat has no interval" in found.sentences()[0]
+    assert "19.8 % overhead: inconclusive, one repeat has no interval" in found.sentences()[0]
     entry = overhead_table(found).rows[0][5]
-    assert (entry.text, entry.reason) == ("19.8 % not decidable", "one repeat has no interval")
+    assert (entry.text, entry.reason) == ("19.8 % inconclusive", "one repeat has no interval")
 
 
 def replace_repeats(cell, repeats):
@@ -354,8 +354,8 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 
     found = interference(replace(analysis, cells=cells))
 
-    assert all("not decidable, no repeat can be used under both conditions" in line for line in found.sentences())
-    assert in_words("p99 takes at least 100 requests") == "not decidable, p99 takes at least 100 requests"
+    assert all("inconclusive, no repeat can be used under both conditions" in line for line in found.sentences())
+    assert in_words("p99 takes at least 100 requests") == "inconclusive, p99 takes at least 100 requests"
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -378,7 +378,7 @@ def test_the_report_says_who_keeps_the_limit(folder):
 
     for said in (page, text):
         assert "Overhead against alone" in said
-        assert "not decidable" not in said.partition("Mean of the repeats")[0]
+        assert "inconclusive" not in said.partition("Mean of the repeats")[0]
         assert "whisper" in said
     assert 'class="badge INVALID">fail' in page
     assert 'class="badge VALID">pass' in page

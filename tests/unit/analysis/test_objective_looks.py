@@ -69,7 +69,7 @@ def test_what_cannot_be_told_is_recorded_to_the_end(tmp_path):
 
     assert seconds is None
     record = rule.record(rows=spec.timing.rows, planned_rows=spec.timing.rows)
-    assert (record["known"], record["objective"]) == (False, "not decidable")
+    assert (record["known"], record["objective"]) == (False, "inconclusive")
 
 
 def test_while_a_replica_answers_nothing_no_recording_ends(tmp_path):

@@ -121,7 +121,7 @@ def test_the_tolerance_decides(published: Path, slower: Path) -> None:
     assert held(published, slower, within=0.6).outcome is Outcome.AGREES
     ratio = held(published, slower).cells[0].lines[0].ratio
     (one, _) = held(published, slower, within=1 / ratio.mean - 1, measures=["throughput"]).cells
-    assert (one.outcome, one.lines[0].why[:12]) == (Outcome.NOT_DECIDABLE, "more repeats")
+    assert (one.outcome, one.lines[0].why[:12]) == (Outcome.INCONCLUSIVE, "more repeats")
 
 
 def test_single_runs_and_missing_cells_leave_it_open(published: Path, folder: Callable[..., Path]) -> None:
@@ -129,12 +129,12 @@ def test_single_runs_and_missing_cells_leave_it_open(published: Path, folder: Ca
     one, three = single.cells
     assert {line.why for line in one.lines} == {"one run has no interval"}
     assert {line.why for line in three.lines} == {"it did not run here"}
-    assert single.outcome is Outcome.NOT_DECIDABLE
+    assert single.outcome is Outcome.INCONCLUSIVE
 
 
 def test_a_measure_that_is_missing_here_leaves_it_open(published: Path, folder: Callable[..., Path]) -> None:
     lines = held(published, folder("cpu", seed=400, gpu=False)).cells[0].lines
-    assert {line.measure: line.outcome for line in lines}["energy"] is Outcome.NOT_DECIDABLE
+    assert {line.measure: line.outcome for line in lines}["energy"] is Outcome.INCONCLUSIVE
     assert lines[-1].why
 
 
@@ -149,7 +149,7 @@ def test_a_cell_without_a_run_that_can_be_used_leaves_it_open(
 
 
 def test_one_cell_that_differs_decides_and_an_open_one_stands_before_those_that_agree() -> None:
-    agrees, differs, open_ = Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE
+    agrees, differs, open_ = Outcome.AGREES, Outcome.DIFFERS, Outcome.INCONCLUSIVE
     assert together(iter([agrees, open_, differs])) is differs
     assert together(iter([agrees, open_])) is open_
     assert together(iter([agrees, agrees])) is agrees
@@ -203,7 +203,7 @@ def test_it_goes_on_with_as_many_repeats_as_the_spread_asks_for(
     assert json.loads(by_hand.stdout) == found
     ran.clear()
     few = json.loads(run(archive, "--max-repeats", "3", "--json").stdout)
-    assert (few["outcome"], few["more"], len(ran)) == ("not decidable", [], 1)
+    assert (few["outcome"], few["more"], len(ran)) == ("inconclusive", [], 1)
     assert "more repeats should settle" in few["cells"][0]["measures"][0]["why"]
 
 
@@ -288,7 +288,7 @@ def test_the_command_says_the_environment_first_and_exits_for_what_differs(
 ) -> None:
     good, bad = run(archive, "--against", alike), run(archive, "--against", slower)
     assert good.exception is None, good.output
-    assert good.stdout.splitlines()[-1] == "Cells within 10 %: agrees 2, differs 0, not decidable 0."
+    assert good.stdout.splitlines()[-1] == "Cells within 10 %: agrees 2, differs 0, inconclusive 0."
     assert isinstance(bad.exception, NotReproducedError)
     assert bad.exception.exit_code == 12
     assert bad.stdout.startswith("differs here: GPU driver: 580.95.05 published, 590.01 here.\n")
@@ -297,7 +297,7 @@ def test_the_command_says_the_environment_first_and_exits_for_what_differs(
 
 def test_what_agrees_nowhere_is_not_reproduced(archive: Path, folder: Callable[..., Path]) -> None:
     done = run(archive, "--against", folder("undecided", seed=300, repeats=1), "--json")
-    assert json.loads(done.stdout)["outcome"] == "not decidable"
+    assert json.loads(done.stdout)["outcome"] == "inconclusive"
     assert isinstance(done.exception, NotReproducedError)
 
 

@@ -165,16 +165,16 @@ def test_the_objective_passes_fails_or_stays_open_by_its_interval(tmp_path):
     assert content["slo"]["parts"]["itl_p99_ms"]["missed_share"] == 1
 
     content, _ = judged(tmp_path, limits | {"error_rate": 0.0001})
-    assert content["slo"]["outcome"] == "not decidable", "1,000 requests without an error do not show 0.01 %"
+    assert content["slo"]["outcome"] == "inconclusive", "1,000 requests without an error do not show 0.01 %"
 
 
 @pytest.mark.parametrize(
     ("limits", "outcome", "value"),
     [
         ({"latency_p50_ms": 101}, "pass", 100),
-        ({"latency_p90_ms": 101}, "not decidable", 100),
+        ({"latency_p90_ms": 101}, "inconclusive", 100),
         ({"latency_p95_ms": 101}, "fail", 500),
-        ({"ttft_p90_ms": 41}, "not decidable", 40),
+        ({"ttft_p90_ms": 41}, "inconclusive", 40),
         ({"tpot_p50_ms": 3.2}, "pass", 60 / 19),
         ({"tpot_p95_ms": 3.2}, "fail", 460 / 19),
         ({"itl_p95_ms": 9}, "pass", 9),
@@ -226,7 +226,7 @@ def answered(folder, ttfo_ms, source=TokenSource.USAGE):
         ([80] * 1000, "pass", 80),
         ([*[80] * 9, 95] * 100, "fail", 95),
         ([*[80] * 9, None] * 100, "fail", 80),
-        ([None] * 1000, "not decidable", None),
+        ([None] * 1000, "inconclusive", None),
     ],
     ids=["kept", "missed", "of-reasoning-alone", "never-told"],
 )
@@ -247,7 +247,7 @@ def test_tokens_that_nobody_was_sent_decide_no_time_per_token(tmp_path):
 
     part = judged(tmp_path, {"tpot_p99_ms": 50})[0]["slo"]["parts"]["tpot_p99_ms"]
 
-    assert (part["value"], part["outcome"], part["interval"]) == (None, "not decidable", [0, 1])
+    assert (part["value"], part["outcome"], part["interval"]) == (None, "inconclusive", [0, 1])
 
 
 def test_a_neighbour_is_held_to_its_own_objective(tmp_path):
@@ -278,7 +278,7 @@ def late_by(folder, late_ms):
 @pytest.mark.parametrize(
     ("late_ms", "limit_ms", "outcome", "from_sent"),
     [
-        (15, 150, "not decidable", {"value": 143, "outcome": "pass"}),
+        (15, 150, "inconclusive", {"value": 143, "outcome": "pass"}),
         (15, 140, "fail", None),
         (0, 150, "fail", None),
         (15, 160, "pass", None),
@@ -343,7 +343,7 @@ def test_what_was_under_way_and_younger_than_the_limit_is_undecided(tmp_path):
     parts = content["slo"]["parts"]
     assert (parts["ttft_p99_ms"]["outcome"], parts["ttft_p99_ms"]["undecided"]) == ("pass", 0), "its token has come"
     for name in ("latency_p99_ms", "error_rate"):
-        assert (parts[name]["outcome"], parts[name]["undecided"]) == ("not decidable", 30)
+        assert (parts[name]["outcome"], parts[name]["undecided"]) == ("inconclusive", 30)
         assert parts[name]["missed_share"] == 0
         assert parts[name]["interval"][1] > 30 / 1030
     assert finding.code is ReasonCode.SLO, "young ones are no failures"
@@ -360,7 +360,7 @@ def test_an_answer_after_the_end_decides(tmp_path):
     assert content["slo"]["parts"]["latency_p99_ms"]["missed_share"] == pytest.approx(1 / 11)
 
 
-@pytest.mark.parametrize(("age_ms", "outcome", "undecided"), [(45_000, "fail", 0), (20, "not decidable", 40)])
+@pytest.mark.parametrize(("age_ms", "outcome", "undecided"), [(45_000, "fail", 0), (20, "inconclusive", 40)])
 def test_a_stream_that_stops_is_a_gap_that_does_not_end(tmp_path, age_ms, outcome, undecided):
     begin_s = 1005.0 if age_ms > 1000 else 1009.99
     streams = [(begin_s + age_ms / 1e3, age_ms + 30, 20, 10, -3)] * 40
@@ -376,7 +376,7 @@ def test_a_stream_that_stops_is_a_gap_that_does_not_end(tmp_path, age_ms, outcom
 def test_without_a_request_nothing_is_decided(tmp_path):
     replica(tmp_path, 0, [])
     content, _ = judged(tmp_path, {"latency_p99_ms": 150, "itl_p99_ms": 5})
-    assert content["slo"]["outcome"] == "not decidable"
+    assert content["slo"]["outcome"] == "inconclusive"
     assert content["slo"]["parts"]["latency_p99_ms"]["interval"] == [0, 1]
 
 
@@ -420,7 +420,7 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
         return spec, {"outcome": outcome, "said": f"Objective: {outcome}.", "parts": {part: judged}}
 
     runs = [
-        run("llm", sharing, count, repeat, "pass" if sharing == "mps" else "not decidable")
+        run("llm", sharing, count, repeat, "pass" if sharing == "mps" else "inconclusive")
         for sharing in ("time-slicing", "mps")
         for count in (1, 2)
         for repeat in (1, 2)
@@ -429,10 +429,10 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
 
     assert in_sentences(runs) == [
         "Objective: fail in 1 of 9 runs (big_r4_mps); first token p99 in 1 (0.2 to 3 % missed, 1 % allowed).",
-        "Objective: not decidable in 4 of 9 runs (llm_r1_time-slicing, llm_r2_time-slicing); errors in 4 (0.2 to 6 % missed, 1 % allowed).",
+        "Objective: inconclusive in 4 of 9 runs (llm_r1_time-slicing, llm_r2_time-slicing); errors in 4 (0.2 to 6 % missed, 1 % allowed).",
         "Objective: pass in 4 of 9 runs (llm_r1_mps, llm_r2_mps).",
     ]
     assert in_sentences(runs[:4]) == [
-        f"llm_r{n}_time-slicing_rep{k}: Objective: not decidable." for n in (1, 2) for k in (1, 2)
+        f"llm_r{n}_time-slicing_rep{k}: Objective: inconclusive." for n in (1, 2) for k in (1, 2)
     ]
     assert in_sentences(runs[4:8] * 2) == ["Objective: pass in 8 of 8 runs."]

@@ -300,7 +300,7 @@ SERVERS = {
 def served(rate, capacity, *, doubt=0.0, servers=1, energy_j=None):
     """A run of servers that keep the objective up to a rate each; within so much of it nobody can tell."""
     outcome = Outcome.PASS if rate <= capacity else Outcome.FAIL
-    outcome = Outcome.NOT_DECIDABLE if abs(rate / capacity - 1) < doubt else outcome
+    outcome = Outcome.INCONCLUSIVE if abs(rate / capacity - 1) < doubt else outcome
     unmet = "" if outcome is Outcome.PASS else f"first token p99 300 ms: {outcome}"
     figures = {"throughput": near(rate * servers, 0.01 * rate)}
     return LoadRun(
@@ -355,7 +355,7 @@ def test_what_cannot_be_decided_is_neither_within_the_objective_nor_beyond_it():
     only, _ = answered(
         of_servers(most=9), lambda cell: served(cell.workload.server.rate, 10, doubt=0.3, servers=cell.replicas)
     )
-    assert {best.limit for best in goodput.bests(spec, only)} == {"not decidable"}
+    assert {best.limit for best in goodput.bests(spec, only)} == {"inconclusive"}
 
 
 def test_the_number_of_servers_that_fit_is_found_between_two_points():

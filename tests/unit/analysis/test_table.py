@@ -16,7 +16,7 @@ TABLE = Table(
     [Column("Run as", words=True), Column("p99 <ms>", "latency_p99_exact"), Column("Energy"), Column("Verdict")],
     [
         ["mps | <b>", P99, absent("no GPU."), Entry("", badge="VALID")],
-        ["alone", absent("one run"), absent("no GPU."), Entry("3 %", reason="too few", badge="not decidable")],
+        ["alone", absent("one run"), absent("no GPU."), Entry("3 %", reason="too few", badge="inconclusive")],
     ],
     "What was run",
 )
@@ -35,7 +35,7 @@ def test_a_page_escapes_names_and_keeps_value_interval_reason_and_outcome() -> N
     assert "mps | &lt;b&gt;" in page
     assert 'data-value="0.0057">5.70 ms<span class="pm">± 0.12</span>' in page
     assert 'class="absent" title="no GPU."' in page
-    assert '<span class="badge DEGRADED">not decidable</span><span class="pm why">too few</span>' in page
+    assert '<span class="badge DEGRADED">inconclusive</span><span class="pm why">too few</span>' in page
     assert [page.count(f'role="{role}"') for role in ("columnheader", "row", "cell")] == [4, 3, 8]
 
 
