@@ -175,8 +175,8 @@ class Campaign:
 
     def __getitem__(self, name: str) -> Experiment:
         """The experiment of this name. Raises KeyError, which says what was probably meant."""
-        found: Experiment = self.experiments[name]
-        return found
+        experiment: Experiment = self.experiments[name]
+        return experiment
 
     def __iter__(self) -> Iterator[Experiment]:
         """Its experiments, in the order of their names."""
