@@ -150,7 +150,8 @@ class Experiments(list[Experiment]):
         by_name = {experiment.name: experiment for experiment in self}
         if key not in by_name:
             close = difflib.get_close_matches(key, by_name, n=1)
-            raise KeyError(f"no experiment {key!r} here{f'; did you mean {close[0]!r}?' if close else ''}")
+            near = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(list(by_name)[:3]) or 'none'}"
+            raise KeyError(f"no experiment {key!r} here; {near}{' ...' if not close and len(by_name) > 3 else ''}")
         return by_name[key]
 
 

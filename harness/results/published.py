@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from shlex import quote
 from typing import BinaryIO, Self
 
 import numpy as np
@@ -194,6 +195,11 @@ def _refuse_more(files: int, size_bytes: int, path: Path) -> None:
 
 
 def _refused(archive: Path, why: str) -> ResultsPathError:
+    if archive.suffix in {".yaml", ".yml"}:
+        return ResultsPathError(
+            f"{archive} is a campaign file, and results are expected here.",
+            advice=f"harness run {quote(str(archive))}, and then give the folder of that campaign below results/.",
+        )
     return ResultsPathError(
         f"{archive} is no published set of this harness: {why}.",
         advice="Fetch it again, or give the folder of a campaign; `harness publish` makes such archives.",

@@ -72,6 +72,8 @@ def test_an_experiment_is_had_by_its_name_and_a_notebook_shows_tables(folder: Pa
     assert measured.experiments[:2] == [*measured][:2]
     with pytest.raises(KeyError, match="did you mean 'resnet50_r3_mps_rep2'"):
         measured["resnet50_r3_mps_rep3"]
+    with pytest.raises(KeyError, match=r"no experiment 'x' here; there are resnet50_r3_mps_rep1, .* \.\.\."):
+        measured["x"]
     assert dir(harness) == ["Campaign", "Experiment", "__version__", "compare", "load", "run"]
     shown = measured._repr_html_()
     assert all(f"<td>{run.name}</td>" in shown for run in measured.experiments)

@@ -113,6 +113,14 @@ def test_a_folder_is_opened_as_it_is(original: Path) -> None:
         assert folder == original
 
 
+def test_a_campaign_file_in_the_place_of_results_is_told_from_a_damaged_archive(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\n")
+    with pytest.raises(ResultsPathError, match="is a campaign file, and results are expected") as refused, opened(file):
+        pass
+    assert f"harness run {file}" in str(refused.value.advice)
+
+
 def test_an_error_names_the_archive(archive: Path) -> None:
     def read(folder: Path) -> None:
         raise ResultsPathError(f"{folder}/x is damaged.", advice=f"Look at {folder}.")
