@@ -7,6 +7,7 @@ independent ones.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.format import replicas_in_words
 from harness.analysis.read import ClientRequests, read_requests, times_ns
 from harness.analysis.statistics import Outcome, percentile, student
 from harness.analysis.statistics.distributions import Floats
@@ -24,6 +26,7 @@ from harness.results.files import read_object
 from harness.results.requests import NS_PER_MS, NS_PER_S, ROW, RequestTable, Rows, Window, latency_ns, read
 from harness.spec import ExperimentSpec
 from harness.spec.slo import SloSpec
+from harness.spec.sweep import SweptLoad
 from harness.spec.timing import KnownMetric, Timing
 from harness.traffic.records import ABANDONED, OK, UNANSWERED, TokenSource
 
@@ -259,10 +262,10 @@ def unmet(slo: Mapping[str, Any]) -> str:
 
 
 def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> list[str]:
-    """What came of the objective, from each run's experiment and its `slo` in ``server.json``; the gravest first."""
+    """What came of the objective, from each run's experiment and its `slo` in ``server.json``: highest loads, then the gravest first."""
+    sentences = _highest_loads(runs)
     if len(runs) <= MOST_TOLD:
-        return [f"{experiment.experiment_id}: {slo['said']}" for experiment, slo in runs]
-    sentences = []
+        return sentences + [f"{experiment.experiment_id}: {slo['said']}" for experiment, slo in runs]
     for outcome in GRAVEST_FIRST:
         those = [(experiment, slo) for experiment, slo in runs if slo["outcome"] == outcome]
         if those:
@@ -270,6 +273,30 @@ def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> li
             where = "" if len(those) == len(runs) else f" ({', '.join(names)})"
             sentences.append(f"Objective: {outcome} in {len(those)} of {len(runs)} runs{where}{_why(outcome, those)}.")
     return sentences
+
+
+def _highest_loads(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> list[str]:
+    """Of each configuration of a sweep, the highest load that meets the objective in every repeat and below which none fails."""
+    swept: dict[str, dict[SweptLoad, Outcome]] = {}
+    for experiment, slo in runs:
+        if experiment.load:
+            cell = experiment.cell
+            setting = (cell.condition_name, cell.workload.family, cell.mode, replicas_in_words(cell.replicas))
+            outcomes = swept.setdefault(", ".join(filter(None, setting)), {})
+            repeats = [Outcome(slo["outcome"]), outcomes.get(experiment.load, Outcome.PASS)]
+            outcomes[experiment.load] = min(repeats, key=GRAVEST_FIRST.index)
+    return [f"{setting}: {_highest_load(outcomes)}." for setting, outcomes in swept.items()]
+
+
+def _highest_load(outcomes: Mapping[SweptLoad, Outcome]) -> str:
+    ascending = sorted(outcomes.items(), key=lambda pair: pair[0].value)
+    below = list(itertools.takewhile(lambda pair: pair[1] is not Outcome.FAIL, ascending))
+    passing = [load for load, outcome in below if outcome is Outcome.PASS]
+    if not passing:
+        load, outcome = ascending[0]
+        return f"no load meets the objective in every repeat (lowest: {load.in_words}, {outcome})"
+    above = [f"{load.value:g}: {outcome}" for load, outcome in ascending if load.value > passing[-1].value]
+    return f"meets the objective up to {passing[-1].in_words} ({above[0] if above else 'the highest measured'})"
 
 
 def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:

@@ -12,6 +12,7 @@ from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.results.requests import ANSWER, ANSWERS_LOG, CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
 from harness.spec import ConditionSpec, NeighbourSpec, Sharing, SloSpec, WorkloadSpec
+from harness.spec.sweep import Per, SweepKind, SweptLoad
 from harness.traffic.records import CLIENT_FIELDS, NONE, TokenSource
 from tests.support.experiments import experiment
 
@@ -436,3 +437,27 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
         f"llm_r{n}_time-slicing_rep{k}: Objective: inconclusive." for n in (1, 2) for k in (1, 2)
     ]
     assert in_sentences(runs[4:8] * 2) == ["Objective: pass in 8 of 8 runs."]
+
+
+def test_a_sweep_says_the_highest_load_that_meets_the_objective_in_every_repeat():
+    def run(replicas, load, repeat, outcome):
+        swept = SweptLoad(kind=SweepKind.CONCURRENCY, value=load, per=Per.REPLICA)
+        workload = experiment().workload.model_copy(update={"name": f"llm-c{load}", "variant_of": "llm"})
+        changes = {"workload": workload, "sharing": Sharing.MPS, "replicas": replicas, "repeat": repeat, "load": swept}
+        judged = {"outcome": outcome, "said": "", "parts": {}}
+        return experiment().model_copy(update=changes), judged
+
+    runs = [
+        *(run(1, load, repeat, "pass") for load in (32, 4) for repeat in (1, 2)),
+        *(run(2, 4, repeat, "not decidable") for repeat in (1, 2)),  # too few requests, no reason to stop
+        *(run(2, 8, repeat, "pass") for repeat in (1, 2)),
+        *(run(2, 16, repeat, outcome) for repeat, outcome in enumerate(("pass", "fail"), 1)),
+        *(run(2, 32, repeat, "pass") for repeat in (1, 2)),
+        *(run(4, 4, repeat, "fail") for repeat in (1, 2)),
+    ]
+
+    assert in_sentences(runs)[:3] == [
+        "llm, mps, 1 replica: meets the objective up to 32 resident requests per replica (the highest measured).",
+        "llm, mps, 2 replicas: meets the objective up to 8 resident requests per replica (16: fail).",
+        "llm, mps, 4 replicas: no load meets the objective in every repeat (lowest: 4 resident requests per replica, fail).",
+    ]
