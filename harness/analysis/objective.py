@@ -227,9 +227,16 @@ def read_objective(folder: Path) -> dict[str, Any]:
     """
     for file in (folder / SERVER_FILE_NAME, folder / FILE_NAME):
         if file.is_file():
-            slo: dict[str, Any] = read_object(file).get("slo", {})
+            slo: dict[str, Any] = _in_todays_words(read_object(file).get("slo", {}))
             return slo
     return {}
+
+
+def _in_todays_words(value: Any) -> Any:
+    """What a file says, with the name that an outcome has now: sets published before have another."""
+    if isinstance(value, dict):
+        return {key: _in_todays_words(of_key) for key, of_key in value.items()}
+    return value.replace("not decidable", Outcome.INCONCLUSIVE) if isinstance(value, str) else value
 
 
 def title_of(name: str) -> str:
