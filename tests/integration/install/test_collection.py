@@ -43,6 +43,8 @@ def installed(tmp_path_factory):
     """A folder outside the checkout with the collection below ``collections``, and how to run a program there."""
     folder = tmp_path_factory.mktemp("collection")
     copy_of_the_checkout(folder / "source", (*CARRIED, "examples/cluster", "tests/support"))
+    (folder / "source/dist").mkdir()
+    (folder / "source/dist/gpu_sharing_harness-1-py3-none-any.whl").touch()
     kept = {key: value for key, value in os.environ.items() if not key.startswith("ANSIBLE")}
     environment = {**kept, "ANSIBLE_COLLECTIONS_PATH": str(folder / "collections"), "HOME": str(folder)}
 
@@ -65,12 +67,12 @@ def installed(tmp_path_factory):
     return run
 
 
-def test_it_carries_no_tests_and_no_examples(installed):
+def test_it_carries_no_tests_no_examples_and_nothing_that_was_built(installed):
     with tarfile.open(installed.archive) as packed:
         names = {name.split("/")[0] for name in packed.getnames()}
 
     assert names >= {"inventory", "plugins", "roles", "templates", "harness"}
-    assert not names & {"tests", "examples", "docs", "scripts", ".venv"}
+    assert not names & {"tests", "examples", "docs", "scripts", "dist", ".venv"}
 
 
 def test_a_role_runs_from_it_with_its_own_defaults_and_modules(installed):
