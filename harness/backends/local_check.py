@@ -84,7 +84,7 @@ def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: 
         advice = "Give the path of a local file or folder, from where the harness is started."
         yield Issue(IssueLevel.ERROR, "checkpoint", message, advice)
     if workload.server:
-        yield from check_server(workload.name, workload.server)
+        yield from check_server(workload.family, workload.server)
 
 
 def _modules(workload: WorkloadSpec) -> list[str]:
@@ -100,7 +100,7 @@ def _modules(workload: WorkloadSpec) -> list[str]:
 def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Issue]:
     if gpus and workload.server and workload.device is Device.CUDA and not nvml_names_our_processes():
         message = (
-            f"whether the server of the workload {workload.name} is on the GPU will not be checked: this is a container "
+            f"whether the server of the workload {workload.family} is on the GPU will not be checked: this is a container "
             "that numbers its processes by itself."
         )
         advice = "Share the host's process ids with it (docker run --pid=host)."
@@ -167,6 +167,11 @@ def _gigabytes(workload: WorkloadSpec, *, on_gpu: bool) -> float:
     return first_gb + further_gb * (workload.batch_size - 1)
 
 
+def _needing(workload: WorkloadSpec) -> str:
+    """Name of what needs the memory: the workload of the file, where each of its settings and loads needs as much."""
+    return workload.family if workload.own or workload.memory_gb is not None else workload.name
+
+
 def _too_little(
     workloads: Sequence[tuple[WorkloadSpec, int]], what: str, free_gb: float, *, on_gpu: bool
 ) -> list[Issue]:
@@ -174,7 +179,7 @@ def _too_little(
     needed_gb = sum(gb * replicas for gb, (_, replicas) in zip(each_gb, workloads, strict=True))
     if needed_gb <= free_gb:
         return []
-    who = " and ".join(f"{counted(replicas, 'replica')} of {workload.name}" for workload, replicas in workloads)
+    who = " and ".join(f"{counted(replicas, 'replica')} of {_needing(workload)}" for workload, replicas in workloads)
     need = "needs" if sum(replicas for _, replicas in workloads) == 1 else "need"
     per_replica = " and ".join(f"{gb:g}" for gb in each_gb)
     message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({per_replica} GB each), and {free_gb:.1f} GB are free."

@@ -46,7 +46,7 @@ class CampaignStatus:
         """One phrase for people."""
         if self.running:
             return "running"
-        return "finished" if self.done == len(self.experiments) else "not running (harness resume goes on)"
+        return "finished" if self.done == len(self.experiments) else "not running"
 
 
 def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:

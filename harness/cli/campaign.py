@@ -470,6 +470,10 @@ def status(
     output.sentences(progress.answers)
     to_go = f"; about {duration(round(progress.remaining_s))} to go" if progress.done < len(runs) else ""
     output.sentence(f"{progress.done} of {len(runs)} done; {progress.activity}{to_go}.")
+    if campaign.is_dir() and to_go and not progress.running:
+        output.sentence(
+            f"Continue with: harness resume {campaign}. Check the finished runs with: harness verify {campaign}."
+        )
 
 
 def schema() -> None:

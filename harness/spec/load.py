@@ -92,8 +92,10 @@ def _meant(given: str, message: str) -> str:
         return f" It was removed: say {REMOVED_OPTIONS[given]}."
     if any(given in options for options in WORKLOAD_OPTIONS.values()):
         return f" Did you mean `options: {{{given}: true}}`?"
-    close = difflib.get_close_matches(given, re.findall("'([^']+)'", message), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]}?" if close else ""
+    if close := difflib.get_close_matches(given, re.findall("'([^']+)'", message), n=1, cutoff=0.5):
+        return f" Did you mean {close[0]}?"
+    section = next((name for name in CampaignSpec.model_fields if given in _known_keys((name,))), "")
+    return f" `{given}` is a field of `{section}`." if section else ""
 
 
 def _met(node: yaml.Node, place: Location, line: int = 0) -> tuple[int, yaml.Node, Location]:

@@ -62,6 +62,29 @@ def test_as_many_replicas_as_fit_are_let_through_and_one_more_is_refused(name, w
     assert "10.0 GB are free" in refused.message
 
 
+@pytest.mark.usefixtures("ten_gigabytes_free")
+def test_what_every_load_of_a_sweep_needs_is_refused_once():
+    server = {"command": ["no-such-engine", "{port}"], "protocol": "openai-chat"}
+    loads = [
+        ExperimentSpec(
+            workload=WorkloadSpec(name=f"llm-c{load}", variant_of="llm", memory_gb=30, server=server),
+            replicas=1,
+            sharing=Sharing.TIME_SLICING,
+            repeat=1,
+            timing=Timing(),
+            metrics=["throughput"],
+            limits=Limits(),
+        )
+        for load in (4, 8)
+    ]
+    errors = [issue.message for issue in local_check.check_machine(loads) if issue.severity is IssueLevel.ERROR]
+
+    assert errors == [
+        "1 replica of llm needs about 30.0 GB of memory (30 GB each), and 10.0 GB are free.",
+        "the workload llm starts no-such-engine, and there is no such program.",
+    ]
+
+
 @pytest.mark.parametrize(
     ("sharing", "gpus", "replicas", "refused"),
     [

@@ -256,6 +256,8 @@ def test_status_of_one_campaign_and_of_all(tmp_path):
     assert (status["done"], status["running"]) == (0, False)
     assert [experiment["status"] for experiment in status["experiments"]] == ["pending", "pending"]
     assert json.loads(harness("status", "--results", tmp_path, "--json").stdout) == [status]
+    said = " ".join(harness("status", folder.path).stdout.split())
+    assert f"Continue with: harness resume {folder.path}." in said
 
 
 def test_verifying_nothing_is_no_success(tmp_path):

@@ -60,6 +60,7 @@ def test_a_short_file_is_enough():
             "must be an object (found 'a.csv'). Write {file: a.csv}.",
         ),
         (GOOD.replace("- name: resnet50", "- resnet50"), "`workloads.0`: must be an object (found 'resnet50')."),
+        (GOOD + "stress: {load: concurrency}\n", "(found 'concurrency'). `concurrency` is a field of `sweep`."),
         (GOOD + "sharing: [timeslicing]\n", "(found 'timeslicing'). Did you mean time-slicing?"),
         (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: must be a whole number (found True)."),
         (GOOD + "timing: {step_s: 7}\n", "c.yaml:6: `timing`: step_s 7 does not divide record_s 120: use"),
