@@ -251,7 +251,7 @@ def _print_reproduction(result: Reproduction) -> None:
     for cell in result.cells:
         output.result()
         key = cell.key
-        where = (key.workload, key.mode, replicas_in_words(key.replicas), key.condition)
+        where = (key.workload, cell.mode, replicas_in_words(key.replicas), key.condition)
         output.sentence(", ".join(filter(None, where)))
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
@@ -266,7 +266,11 @@ def _print_reproduction(result: Reproduction) -> None:
 def _refuse_other_figures(result: Reproduction, archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.statistics import Outcome
 
-    different = ["/".join(map(str, filter(None, cell.key))) for cell in result.cells if cell.outcome is Outcome.DIFFERS]
+    different = [
+        "/".join(map(str, filter(None, (cell.key.workload, cell.mode, cell.key.replicas, cell.key.condition))))
+        for cell in result.cells
+        if cell.outcome is Outcome.DIFFERS
+    ]
     if different or not result.counted(Outcome.AGREES):
         what = f"{len(different)} of {len(result.cells)} cells differ ({', '.join(different)})"
         raise NotReproducedError(

@@ -62,6 +62,7 @@ class Reproduced:
     """One cell of the published campaign: it differs where a measure does, and agrees where all do."""
 
     key: ConfigurationKey
+    mode: str
     lines: list[Line]
 
     @property
@@ -178,7 +179,9 @@ def reproduction(
     cells = []
     for cell in published.cells:
         further = [other for analysis in more for other in analysis.cells if other.key == cell.key]
-        cells.append(Reproduced(cell.key, _lines(contrasts, cell, here.get(cell.key), further, within, measures)))
+        cells.append(
+            Reproduced(cell.key, cell.mode, _lines(contrasts, cell, here.get(cell.key), further, within, measures))
+        )
     then, now = (
         environment(run.data.manifest for analysis in side for run in analysis.experiments)
         for side in ([published], [again, *more])

@@ -353,3 +353,10 @@ def test_what_cannot_be_compared_is_refused_before_hours_of_running(
     assert isinstance(done.exception, UsageError)
     assert said in str(done.exception)
     assert not (tmp_path / "results").exists()
+
+
+def test_cells_that_ran_without_a_gpu_are_called_those_of_the_cpu(published: Path, alike: Path) -> None:
+    before = analyse(published)
+    on_cpu = replace(before, cells=[replace(cell, on_cpu=True) for cell in before.cells])
+    assert {cell.mode for cell in reproduction(on_cpu, analyse(alike)).cells} == {"CPU"}
+    assert {cell.mode for cell in reproduction(before, analyse(alike)).cells} == {"time-slicing"}
