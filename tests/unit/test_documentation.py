@@ -156,6 +156,23 @@ def error_classes(base=errors.HarnessError):
     return [base, *(each for child in base.__subclasses__() for each in error_classes(child))]
 
 
+def test_the_folder_of_the_workload_image_holds_all_that_a_replica_imports(tmp_path):
+    (build,) = re.findall(
+        r"mkdir -p build/workload\n.*?(?= *podman)", (ROOT / "docs/cluster.md").read_text(), re.DOTALL
+    )
+    run(["bash", "-euc", build.replace("build/workload", str(tmp_path))], cwd=ROOT, check=True)
+
+    below = [
+        path for folder in (".", "engine", "frontends") for path in tmp_path.glob(f"harness/replica/{folder}/*.py")
+    ]
+    below.remove(tmp_path / "harness/replica/fork_server.py")  # of one machine alone
+    modules = sorted(".".join(path.resolve().relative_to(tmp_path.resolve()).with_suffix("").parts) for path in below)
+    program = f"import importlib; [importlib.import_module(name) for name in {modules}]"
+    done = run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {"Containerfile", "requirements.txt", "cuda.txt", "torch.txt"} <= {path.name for path in tmp_path.iterdir()}
+
+
 def test_every_exit_code_is_documented():
     assert {error.exit_code for error in error_classes()} | {0, READER_LEFT} == errors.EXIT_CODES.keys()
 
