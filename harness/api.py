@@ -231,7 +231,7 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
     ``by``: ``campaign``, ``sharing``, ``condition``, ``workload``, ``share`` (limits under MPS) or ``time-slice``; None: campaigns
     when several measured the same, else sharing modes, else conditions. ``unlike``: compare even results of unlike machines.
 
-    Returns a row per workload, replicas and measure: ``ratio`` of ``of`` over ``against`` with its 95 % interval, ``p`` (corrected
+    Returns a row per workload, replicas and measure: ``ratio`` of ``of`` over ``against`` with its 95% interval, ``p`` (corrected
     for the family that docs/comparing.md names), the ``answer`` in words and its code ``outcome``.
 
     Raises UsageError, UnlikeResultsError and ResultsPathError.

@@ -275,7 +275,7 @@ def _curves(family: Family) -> Picture | None:
                 series.append(interval_series(list(known), list(known.values()), scale, index, label))
         reasons = (variant.missing.get(name, "") for variant in family.measured)
         absent = "" if series else next(filter(None, reasons), "not measured")
-        rules = [ReferenceLine(LIMIT_PERCENT, f"{LIMIT_PERCENT:g} %", dashes="--")] if name == _MEMORY else []
+        rules = [ReferenceLine(LIMIT_PERCENT, f"{LIMIT_PERCENT:g}%", dashes="--")] if name == _MEMORY else []
         panels.append(
             Panel(title=title, x_label="batch size", series=series, rules=rules, doubling=True, absent=absent)
         )

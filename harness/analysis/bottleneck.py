@@ -199,7 +199,7 @@ def find(figures: Figures, missing: Mapping[str, str]) -> BottleneckFound:
             f"{', '.join(ALL[name].title if name in ALL else name for name in names)}: {reason}."
             for reason, names in names_by_reason.items()
         )
-        return BottleneckFound((), f"Cannot tell the bottleneck: metrics are missing.{known}", shares, missing=why)
+        return BottleneckFound((), f"The bottleneck is unknown: metrics are missing.{known}", shares, missing=why)
     if not dominates:
         largest = ", ".join(f"{cause} {_percent(least[cause])}" for cause in order[:3])
         return BottleneckFound((), f"Nothing dominates: the largest shares of the time are {largest}.", shares)
@@ -226,4 +226,4 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:.0f}%"

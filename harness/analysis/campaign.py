@@ -38,7 +38,7 @@ REPEATS_FOLLOWED = (
 
 
 class LoadState(StrEnum):
-    """How loaded, from pressure or utilisation: below 10 %, below 70 %, to 90 %, above."""
+    """How loaded, from pressure or utilisation: below 10%, below 70%, to 90%, above."""
 
     EMPTY = "empty"
     MODEST = "modest"

@@ -88,19 +88,19 @@ _ABOUT = (
     _word("condition", "Empty where the campaign names none.", "experiment.condition_name"),
     _word(
         "mps_limits",
-        "What MPS allows each replica: share of the multiprocessors, memory; empty where it sets no limit.",
+        "Limits of each replica under MPS: share of the SMs, memory; empty without.",
         "experiment.cell.mps_limits",
     ),
     _word(
         "time_slice",
-        "How long a process has the GPU under time-slicing before the next one; empty where the campaign does not say.",
+        "Length of the time slice; empty where the campaign sets none.",
         "experiment.cell.time_slice",
     ),
     _about(
         "load",
         "double",
         "",
-        "What the campaign's sweep asks, in load_unit; null without one.",
+        "Load of the sweep, in load_unit; null without one.",
         _load(attrgetter("value")),
     ),
     _word("load_unit", "E.g. resident requests per GPU; null without a sweep.", _load(attrgetter("unit"))),
@@ -108,21 +108,21 @@ _ABOUT = (
         "mps_share_percent",
         "double",
         "%",
-        "The same share in percent, N being the replicas on a GPU; null under other modes.",
+        "The share as a percentage; null under other modes.",
         lambda made: _share_percent(made.experiment),
     ),
     _about(
         "multiprocessors",
         "int64",
         "",
-        "Streaming multiprocessors that a replica saw, which under MPS and on MIG instances are those of its part; the fewest; null where none says.",
+        "SMs that a replica had (the fewest); null where none says.",
         lambda made: _lowest(replica.get("multiprocessors") for replica in made.replicas),
     ),
     _about(
         "gpu_slices",
         "int64",
         "",
-        "Slices that the device plugin of a cluster made of each GPU; null elsewhere.",
+        "Slices of each GPU on a cluster.",
         lambda made: _lowest(replica.get("gpu_slices") for replica in made.replicas),
     ),
     _about("repeat", "int64", "", "Which repeat, from 1.", "experiment.repeat"),
@@ -140,7 +140,7 @@ _ABOUT = (
             ("gpu_models", "GPU", "GPUs that the replicas ran on; none on a CPU."),
             ("gpu_driver", "GPU driver", "Version of their driver."),
             ("cpu_model", "CPU", "Model of the machine's CPU."),
-            ("torch", "torch", "Version that the replicas said."),
+            ("torch", "torch", "Version in the replicas."),
         )
     ),
     _about(
@@ -186,7 +186,7 @@ COLUMNS: tuple[ParquetColumn, ...] = (
     *_ABOUT,
     *_OF_REPLICAS,
     *map(_figure, ALL.values()),
-    ParquetColumn(REASONS, "string", "", "JSON object: each column of figures that is null, and why.", _missing),
+    ParquetColumn(REASONS, "string", "", "JSON object: each metric that is null, and why.", _missing),
 )
 
 

@@ -255,7 +255,7 @@ def _scenario_findings(
         yield remark(
             ReasonCode.LATENCY_LIMIT,
             f"The latency limit is broken: {results['within_limit']:.2%} of the requests were answered within "
-            f"{scenario.latency_limit_ms:g} ms, and 99 % must be.",
+            f"{scenario.latency_limit_ms:g} ms, and 99% must be.",
         )
 
 

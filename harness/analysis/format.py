@@ -39,15 +39,20 @@ def number(value: float) -> str:
 def quantity(value: float, unit: str) -> str:
     """The number with its unit, scaled to fit: 0.0057 s is ``5.70 ms``."""
     scale, name = _fit(value, unit)
-    return f"{number(value / scale)} {name}".strip()
+    return join_unit(number(value / scale), name)
 
 
 def with_interval(estimate: Estimate, unit: str) -> str:
-    """``5.70 ± 0.12 ms``: the mean and half of its 95 % interval, in one unit."""
+    """``5.70 ± 0.12 ms``: the mean and half of its 95% interval, in one unit."""
     mean, interval, name = interval_parts(estimate, unit)
     if interval and not interval.startswith(_PLUS_MINUS):
         interval = f"({interval})"
-    return " ".join(part for part in (mean, interval, name) if part)
+    return join_unit(f"{mean} {interval}".strip(), name)
+
+
+def join_unit(text: str, unit: str) -> str:
+    """The number with its unit behind it: ``5 ms``, and ``5%`` without a space."""
+    return f"{text}{unit}" if unit == "%" else f"{text} {unit}".strip()
 
 
 def in_one_unit(values: Sequence[float], unit: str) -> tuple[list[str], str]:
@@ -142,7 +147,7 @@ def span(ratios: Sequence[Estimate], *, signs: bool = True) -> str:
 
 
 def mode_name(label: str) -> str:
-    """The label of a mode in a sentence: ``MPS``, ``MPS (25 %)``."""
+    """The label of a mode in a sentence: ``MPS``, ``MPS (25%)``."""
     return re.sub(r"\b(mps|mig|dra)\b", lambda match: match[0].upper(), label)
 
 

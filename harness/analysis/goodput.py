@@ -79,7 +79,7 @@ def sentences(series: Sequence[Best]) -> list[str]:
         lines.append(
             f"{workload}: the highest goodput within the objective is {_shown(goodput)} requests/s, of {best.servers} "
             f"{'server' if best.servers == 1 else 'servers'} {under(best.mode)}{rate}"
-            f"{', at ' + ' and '.join(price) if price else ''}.{once}{' Not told apart from it: ' + ', '.join(like) + '.' if like else ''}"
+            f"{', at ' + ' and '.join(price) if price else ''}.{once}{' No significant difference: ' + ', '.join(like) + '.' if like else ''}"
         )
     return lines
 

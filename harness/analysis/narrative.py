@@ -103,7 +103,7 @@ def limits(analysis: CampaignAnalysis) -> list[str]:
     limits_ms = sorted({scenarios[name].latency_limit_ms or 0.0 for name in met})
     limit = " or ".join(f"{limit_ms:g}" for limit_ms in limits_ms)
     broken = "" if all(met.values()) else ", broken in the others"
-    return [f"Latency limit of {limit} ms for 99 % of the requests: {kept}{broken}."]
+    return [f"Latency limit of {limit} ms for 99% of the requests: {kept}{broken}."]
 
 
 def answers(analysis: CampaignAnalysis) -> list[str]:
@@ -131,8 +131,8 @@ def _answer(cells: Sequence[Cell]) -> str:
     parts = [f"{replicas_in_words(last.replicas)}{serve} {rate}"]
     speed_up, efficiency = (last.estimates.get(name) for name in ("speed_up", "efficiency"))
     if last is not first and speed_up and efficiency:
-        gain, each_percent = times(speed_up, "95 % interval "), 100 * efficiency.mean
-        parts.append(f"{gain} what one does, so each works at {each_percent:.0f} % of its speed alone")
+        gain, each_percent = times(speed_up, "95% interval "), 100 * efficiency.mean
+        parts.append(f"{gain} one replica, each at {each_percent:.0f}% of its solo speed")
     p99, alone = (cell.estimates.get("latency_p99_exact") for cell in (last, first))
     if p99 and alone and last is not first:
         parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
@@ -148,8 +148,8 @@ def _saturation(contrasts: Contrasts, cells: Sequence[Cell]) -> str:
     if before is None or contrast is None:
         return ""
     outcome = contrast.sentence
-    if contrast.outcome is Outcome.UNKNOWN:
-        outcome = f"{100 * (contrast.ratio.mean - 1):+.1f} % (too few runs to call it significant)"
+    if contrast.outcome is Outcome.INCONCLUSIVE:
+        outcome = f"{100 * (contrast.ratio.mean - 1):+.1f}% (too few runs to call it significant)"
     return f" From {before.replicas} to {last.replicas} replicas, throughput: {outcome}."
 
 
@@ -236,7 +236,7 @@ def _of_cells(analysis: CampaignAnalysis) -> list[Weakness]:
         ),
         ("two runs only, so with wide intervals,", {key: None for key, used in repeats.items() if used == 2}, ""),
         (
-            f"throughput varies by more than {UNSTEADY_PERCENT:g} % between repeats",
+            f"throughput varies by more than {UNSTEADY_PERCENT:g}% between repeats",
             over("throughput", lambda rate: 100 * (rate.cv or 0.0), UNSTEADY_PERCENT),
             "",
         ),
@@ -249,7 +249,7 @@ def _of_cells(analysis: CampaignAnalysis) -> list[Weakness]:
     weaknesses = []
     for words, where, advice in of_cells:
         places = [
-            _cell(analysis, key) + ("" if percent is None else f" ({percent:.0f} %)") for key, percent in where.items()
+            _cell(analysis, key) + ("" if percent is None else f" ({percent:.0f}%)") for key, percent in where.items()
         ]
         head = f"{words} in {len(places)} of {len(analysis.cells)} configurations"
         sentence = f"{head[0].upper()}{head[1:]}: {', '.join(places)}.{advice}"
@@ -268,9 +268,7 @@ def changed_file(analysis: CampaignAnalysis) -> list[str]:
 def _degraded(degraded: Sequence[MeasuredRun]) -> list[str]:
     if len(degraded) > MANY_DEGRADED:
         names = ", ".join(run.name for run in degraded)
-        return [
-            f"{len(degraded)} experiments are DEGRADED and included; the reasons stand with each of them below: {names}."
-        ]
+        return [f"{len(degraded)} experiments are DEGRADED and included; each lists its reasons below: {names}."]
     return [f"{run.name} is DEGRADED and included: {_reasons(run)}" for run in degraded]
 
 
@@ -300,7 +298,7 @@ def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
     most, percent = max(waited, key=lambda wait: wait[1])
     sentence = (
         f"The replicas of {counted(len(waited), 'experiment')} reserved nothing (class {_BEST_EFFORT}) on a node where processes waited "
-        f"for a processor, for up to {percent:.0f} % of the time ({most}): other processes there came before them. "
+        f"for a processor, for up to {percent:.0f}% of the time ({most}): other processes there came before them. "
         "With kubernetes.reserve: {cpu: ...} they have a share of their own."
     )
     return [sentence]

@@ -1,6 +1,6 @@
 """Whether an objective is met: pass, fail, or inconclusive from what was recorded.
 
-Every part is a share that may be missed: a p99 within a limit means that at most 1 % lies above it. The interval of that
+Every part is a share that may be missed: a p99 within a limit means that at most 1% lies above it. The interval of that
 share takes neighbours in time together, because what is slow comes in bursts; and it is never narrower than that of as many
 independent ones.
 """
@@ -36,7 +36,7 @@ SERVER_FILE_NAME = "server.json"
 SLICES = 20
 """Of equal time; what is slow together should fall into one of them."""
 NORMAL, STUDENT = 1.959964, 2.093024
-"""97.5 % of a normal variable, and of Student's with a freedom of one less than the slices, lie below."""
+"""97.5% of a normal variable, and of Student's with a freedom of one less than the slices, lie below."""
 ERRORS = "error_rate"
 _TITLES = {
     "ttft": "first token",
@@ -98,7 +98,7 @@ class Judged:
 def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool, looks: int = 1) -> Judged:
     """Hold the requests of a recording against an objective; ``open_loop``: they come at a rate, whatever is answered.
 
-    ``looks``: how often that is done at most, until it is decided. The intervals of all looks together hold the truth in 95 %.
+    ``looks``: how often that is done at most, until it is decided. The intervals of all looks together hold the truth in 95%.
     """
     every, window = requests.every, requests.window
     well, abandoned = every["status"] == OK, every["status"] == ABANDONED
@@ -248,17 +248,17 @@ def title_of(name: str) -> str:
 
 
 def in_words(name: str, part: Mapping[str, Any]) -> str:
-    """E.g. ``first token p99 212 ms (limit 200 ms; 1.8 % above it, 95 % interval 1.2 to 2.4 %): fail``."""
+    """E.g. ``first token p99 212 ms (limit 200 ms; 1.8% above it, 95% interval 1.2 to 2.4%): fail``."""
     low, high = part["interval"]
-    interval = f"95 % interval {100 * low:.3g} to {100 * high:.3g} %"
+    interval = f"95% interval {100 * low:.3g} to {100 * high:.3g}%"
     if part["undecided"]:
         interval += f", {part['undecided']} undecided at the end"
     if late := part.get("from_sent"):
         own = "unknown" if late["value"] is None else f"{late['value']:.3g} ms"
         interval += f"; without the client's own lateness {own}: {late['outcome']}"
-    percent = f"{100 * part['missed_share']:.3g} %"
+    percent = f"{100 * part['missed_share']:.3g}%"
     if name.endswith(ERRORS):
-        return f"{title_of(name)} {percent} (limit {100 * part['limit']:.3g} %; {interval}): {part['outcome']}"
+        return f"{title_of(name)} {percent} (limit {100 * part['limit']:.3g}%; {interval}): {part['outcome']}"
     shown = "unknown" if part["value"] is None else f"{part['value']:.3g} ms"
     return f"{title_of(name)} {shown} (limit {part['limit']:g} ms; {percent} above it, {interval}): {part['outcome']}"
 
@@ -307,7 +307,7 @@ def _highest_load(outcomes: Mapping[SweptLoad, Outcome]) -> str:
 
 
 def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
-    """Which parts of the objective had this outcome, in how many of the runs, and what their 95 % intervals leave open."""
+    """Which parts of the objective had this outcome, in how many of the runs, and what their 95% intervals leave open."""
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for _, slo in runs:
         for name, part in slo["parts"].items():
@@ -315,7 +315,7 @@ def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any
                 parts.setdefault(name, []).append(part)
     return "".join(
         f"; {title_of(name)} in {len(those)} ({100 * min(part['interval'][0] for part in those):.3g} to "
-        f"{100 * max(part['interval'][1] for part in those):.3g} % missed, {100 * those[0]['allowed_share']:.3g} % allowed)"
+        f"{100 * max(part['interval'][1] for part in those):.3g}% missed, {100 * those[0]['allowed_share']:.3g}% allowed)"
         for name, those in sorted(parts.items(), key=lambda item: len(item[1]), reverse=True)
     )
 
@@ -336,7 +336,7 @@ def _student(looks: int) -> float:
 def share_interval(
     missed: Bools, at_ns: Instants, window: Window, weights: npt.NDArray[np.float64] | None = None, looks: int = 1
 ) -> tuple[float, float]:
-    """The 95 % interval of the share that is missed, of so many looks together; all of [0, 1] without anything. Without weights all weigh 1."""
+    """The 95% interval of the share that is missed, of so many looks together; all of [0, 1] without anything. Without weights all weigh 1."""
     normal = _normal(looks)
     weights = np.ones(len(missed)) if weights is None else weights
     count, number = float(weights[missed].sum()), float(weights.sum())
@@ -367,7 +367,7 @@ def look_times(timing: Timing) -> list[float]:
 class ObjectiveLooks:
     """Whether a recording decides its objective, looked at while it grows.
 
-    A look reads the whole table, and looks are 25 % apart, so that all of them read five times as much as the last.
+    A look reads the whole table, and looks are 25% apart, so that all of them read five times as much as the last.
     """
 
     def __init__(self, experiment: ExperimentSpec, folder: Path, start_s: float) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SET_ASIDE = (CANCELLED, NOT_SENT)
 _NO_REQUEST = "no request ended within the recording"
 _NO_STREAM = "the answers were no streams of tokens"
-_NO_ANSWER = "no answer has a first token after reasoning, or an earlier version recorded, which did not tell it apart"
+_NO_ANSWER = "no answer has a first token after reasoning, or an earlier version recorded the run, which did not separate reasoning"
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 _GAP = np.dtype([("begin_ns", "<i8"), ("end_ns", "<i8"), ("status", "<i8")])
 

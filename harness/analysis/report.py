@@ -257,7 +257,7 @@ def _limits(manifest: Manifest) -> str:
     slices = sorted({int(replica["gpu_slices"]) for replica in manifest.replicas if replica.get("gpu_slices")})
     memory = f"1/{' or 1/'.join(map(str, slices))}" if slices else "its part"
     # The plugin rounds a slice's percentage down, and MPS its SMs.
-    percent = " or ".join(f"{100 // number} %" for number in slices) or "its part"
+    percent = " or ".join(f"{100 // number}%" for number in slices) or "its part"
     sms = part_of_gpu(manifest) or f"{percent} of the multiprocessors"
     plugin = f"{sms} and {memory} of the memory, from the device plugin"
     return f"{own} (of {plugin})" if manifest.experiment.mps else plugin

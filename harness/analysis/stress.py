@@ -150,7 +150,7 @@ class StressSeries:
         unit = "inputs/s" if self.unit is StressLoad.BATCH else "requests/s"
         rate = with_interval(t_interval([inputs * rate for rate in rates]), unit) if rates else "no throughput measured"
         if self.last_good.run.memory_percent is not None and self.unit is StressLoad.BATCH:
-            rate += f", {self.last_good.run.memory_percent:.1f} % of the GPU's memory in use"
+            rate += f", {self.last_good.run.memory_percent:.1f}% of the GPU's memory in use"
         p99s = _each(self.repeats, "latency_p99_exact")
         p99 = f", p99 {with_interval(t_interval(p99s), 's')}" if p99s else ""
         runs = len(self.repeats)
@@ -272,8 +272,8 @@ def _flat(stress: StressSpec, before: LoadPoint | None, point: LoadPoint) -> str
         return ""
     mean, low, high = (f"{value:+.1f}" for value in growths)
     return (
-        f"from {in_words(before.load, stress.load)} on, throughput grows by {mean} % per doubling "
-        f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
+        f"from {in_words(before.load, stress.load)} on, throughput grows by {mean}% per doubling "
+        f"(95% interval {low} to {high}), less than {stress.least_gain_percent:g}%."
     )
 
 
@@ -285,7 +285,7 @@ def _memory(stress: StressSpec, run: LoadRun) -> str:
         return "" if stress.least_gain_percent else "how full the GPU's memory is was not measured."
     if run.memory_percent <= stress.memory_limit_percent:
         return ""
-    return f"{run.memory_percent:.1f} % of the GPU's memory is in use, more than {stress.memory_limit_percent:g} %."
+    return f"{run.memory_percent:.1f}% of the GPU's memory is in use, more than {stress.memory_limit_percent:g}%."
 
 
 def _unheld(stress: StressSpec, point: LoadPoint) -> str:

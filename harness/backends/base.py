@@ -66,7 +66,7 @@ class ReplicaDeath:
 
     def _how(self) -> str:
         if self.exit_code is None:
-            return f"is gone ({self.reason or 'nobody says why'})"
+            return f"is gone ({self.reason or 'no reason given'})"
         if self.reason.startswith(KILLED_FOR_MEMORY):
             return f"ended: {self.reason}"
         code = self.exit_code

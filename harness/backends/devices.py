@@ -33,7 +33,7 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
         if index >= len(instances):
             raise BackendError(
                 f"replica {index} has no MIG instance: there are {len(instances)}.",
-                advice="Create more instances (nvidia-smi mig -cgi), or take fewer replicas.",
+                advice="Create more instances (nvidia-smi mig -cgi), or use fewer replicas.",
             )
         return {VISIBLE: instances[index]}
     dealt = deal(experiment, used_gpus(experiment))

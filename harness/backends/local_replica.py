@@ -185,7 +185,7 @@ class LocalReplica:
         library = str(Path(preload).resolve())
         if not any(library in _maps(process) for process in self._descendants()):
             raise BackendError(
-                f"{self.slot.name} runs without the layer's library {library}: the loader did not take it.",
+                f"{self.slot.name} runs without the layer's library {library}: the loader did not load it.",
                 advice=f"See what the loader says in {self.log}; the library must be built for this machine.",
             )
 

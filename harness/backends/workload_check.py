@@ -151,7 +151,7 @@ def _check(where: str, layer: LayerSpec) -> Iterator[Issue]:
         yield Issue(IssueLevel.ERROR, _CHECK, message, "Install it, or give its path.")
     yield from _taken(where, layer, _OWN)
     if layer.preload is not None and not _is_library(Path(layer.preload)):
-        message = f"{where} preloads {layer.preload}, and that is no shared library."
+        message = f"{where} preloads {layer.preload}, and that is not a shared library."
         advice = "Give the path of a .so file, from where the harness is started. The loader would start without it."
         yield Issue(IssueLevel.ERROR, _CHECK, message, advice)
 

@@ -183,7 +183,7 @@ def _read_identity(path: Path) -> dict[str, Any]:
     with storage_errors(file, "read"):
         if not file.is_file():
             raise ResultsPathError(
-                f"{path} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
+                f"{path} is not a campaign folder: it has no {layout.CAMPAIGN_JSON}.",
                 advice="Give a folder below results/, e.g. results/quickstart-20260131T235959Z.",
             )
     identity = read_object(file)

@@ -102,6 +102,6 @@ def _port(status: Mapping[str, Any]) -> int:
     if not isinstance(port, int):
         raise BackendError(
             f"replica {status.get('replica')} does not say on which port it serves.",
-            advice="Its log tells more; a workload of your own has to leave the scenario to the replica.",
+            advice="Its log shows more; a workload of your own has to leave the scenario to the replica.",
         )
     return port

@@ -295,5 +295,5 @@ def check_limits(spec: CampaignSpec, cost: CampaignCost) -> None:
         if most_of_it is not None and needed > most_of_it:
             raise UsageError(
                 f"the campaign {spec.name} takes {needed:.1f} {unit}, more than its limits.{name} of {most_of_it:g}.",
-                advice="Take fewer experiments or shorter phases, or raise the limit.",
+                advice="Use fewer experiments or shorter phases, or raise the limit.",
             )

@@ -408,7 +408,7 @@ class StopRule:
         }
 
     def _why(self, recorded_s: float, planned_s: float) -> str:
-        target = f"{100 * self._wanted.relative_half_width:g} %"
+        target = f"{100 * self._wanted.relative_half_width:g}%"
         named = ", ".join(self._metrics)
         goals = [f"{named} were known within {target}"] if named else []
         if self._objective is not None:
@@ -420,7 +420,7 @@ class StopRule:
         if not self._looks.estimates:
             return f"Recorded to the end ({planned_s:g} s): how well {named} were known could not be judged before."
         wide = ", ".join(
-            f"{name} ({estimate.note or f'{100 * relative_half_width(estimate):.1f} %'})"
+            f"{name} ({estimate.note or f'{100 * relative_half_width(estimate):.1f}%'})"
             for name, estimate in self._looks.estimates.items()
             if relative_half_width(estimate) > self._wanted.relative_half_width
         )

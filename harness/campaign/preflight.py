@@ -150,7 +150,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         )
         advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
         findings.append(Issue(IssueLevel.WARNING, "pod monitor", message, advice))
-    lends = f"lend {spec.slice_resource}" if spec.slice_resource else "fit"
+    lends = f"advertise {spec.slice_resource}" if spec.slice_resource else "fit"
     lends = "have GPUs for claims" if spec.by_claims else lends
     rows = {
         "API server": (["cluster", "version"], backend.api.url),
@@ -185,7 +185,9 @@ def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec
     try:
         return spec.model_copy(update={"namespace": KubernetesSpec(namespace=namespace).namespace}), experiments
     except ValidationError as error:
-        raise UsageError(f"{namespace!r} is no name of a namespace.", advice="E.g. --namespace inference") from error
+        raise UsageError(
+            f"{namespace!r} is not a valid name of a namespace.", advice="E.g. --namespace inference"
+        ) from error
 
 
 def _of_cluster(name: str, kinds: Collection[str], state: str, findings: Sequence[Issue]) -> Check:

@@ -33,7 +33,9 @@ POLL_S = 0.01
 def gpu_to_probe(sharing: Sharing) -> GpuFacts:
     """The first GPU that CUDA_VISIBLE_DEVICES lets through. Raises UsageError, and PreflightError where others would be measured, too."""
     if not mode_of(sharing).shares_gpu or mode_of(sharing).own_multiprocessors:
-        raise UsageError(f"Under sharing {sharing.value} processes take no turns.", advice="Probe time-slicing or mps.")
+        raise UsageError(
+            f"Under sharing {sharing.value} processes have no time slices.", advice="Probe time-slicing or mps."
+        )
     gpus, why_none = gpu_facts()
     if not gpus:
         raise PreflightError(f"There is no GPU to probe: {why_none}.", advice="harness doctor says what is missing.")
@@ -41,7 +43,7 @@ def gpu_to_probe(sharing: Sharing) -> GpuFacts:
     daemons = [pid for mode in MODES.values() for pid in mode.running([gpu.uuid])]
     set_mode = gpu.compute_mode not in {"", "default"}
     for wrong, problem, advice in (
-        (gpu.mig, "MIG is on, and its instances take no turns with each other", "Turn MIG off: nvidia-smi -mig 0."),
+        (gpu.mig, "MIG is on, and its instances share no time slices", "Turn MIG off: nvidia-smi -mig 0."),
         (set_mode, f"its compute mode is {gpu.compute_mode}", "Set it back: nvidia-smi -c DEFAULT."),
         (gpu.processes, f"other processes compute on it: {_listed(gpu.processes)}", "End them, or choose another GPU."),
         (daemons, f"an MPS daemon serves it: {_listed(daemons)}", "End it: echo quit | nvidia-cuda-mps-control."),

@@ -72,7 +72,7 @@ def _setting(text: str) -> Setting:
         return Setting(place, yaml.safe_load(value), "--set")
     except (yaml.YAMLError, ValueError):  # a date that there is not
         raise UsageError(
-            f"--set {key}: {value!r} is no value of YAML.", advice=f"Quote a text: --set '{key}=\"...\"'"
+            f"--set {key}: {value!r} is not a YAML value.", advice=f"Quote a text: --set '{key}=\"...\"'"
         ) from None
 
 
@@ -80,7 +80,9 @@ def _budget(text: str) -> Setting:
     """What ``--budget 5m`` says, as the file writes it. Raises UsageError."""
     written = _BUDGET.fullmatch(text.strip())
     if written is None:
-        raise UsageError(f"--budget {text!r} is no time.", advice="E.g. --budget 5m, --budget 300s or --budget 1h")
+        raise UsageError(
+            f"--budget {text!r} is not a duration.", advice="E.g. --budget 5m, --budget 300s or --budget 1h"
+        )
     unit = {"m": "min", None: "s"}.get(written["unit"], written["unit"])
     return Setting(("repeats", "until_known", "budget"), f"{written['number']} {unit}", "--budget")
 
@@ -168,7 +170,7 @@ def _document(file: Path, option: str) -> dict[str, Any]:
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:  # no UTF-8, or a date that there is not
-        why = getattr(error, "strerror", None) or "it is no YAML"
+        why = getattr(error, "strerror", None) or "it is not YAML"
         raise UsageError(f"{option} {file} cannot be read: {why}.", advice="Give a campaign file.") from error
     return document if isinstance(document, dict) else {}
 

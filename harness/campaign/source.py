@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic.fields import FieldInfo
@@ -91,7 +92,9 @@ def read_source(file_or_name: str, change: Callable[[str], str] = str) -> Campai
         if path.is_dir():
             raise CampaignFileError(f"{path} is a folder, and no campaign file.", advice=_of_a_folder(path))
         if path.exists():
-            raise CampaignFileError(f"{path} is no regular file, so no campaign file.", advice="Give a file of text.")
+            raise CampaignFileError(
+                f"{path} is not a regular file, so not a campaign file.", advice="Give a file of text."
+            )
         raise CampaignFileError(
             f"there is no campaign file {file_or_name}, and no shipped campaign of that name: {nearest(file_or_name, shipped_names())}",
             advice="Write one with: harness init FILE",
@@ -107,7 +110,7 @@ def read_source(file_or_name: str, change: Callable[[str], str] = str) -> Campai
         ) from error
     except UnicodeDecodeError as error:
         raise CampaignFileError(
-            f"{path} is no campaign file: it is not UTF-8 text.", advice="Write one with: harness init FILE"
+            f"{path} is not a campaign file: it is not UTF-8 text.", advice="Write one with: harness init FILE"
         ) from error
     changed = change(text)
     # What was changed is no longer that file: going on with it later compares it with none.
@@ -149,7 +152,7 @@ def starter_text(name: str) -> str:
     lines = ["# A campaign. Check it with `harness plan FILE`, run it with `harness run FILE`."]
     shown = {"name": _clean(name), **SHOWN}
     for key, field in CampaignSpec.model_fields.items():
-        lines += ["", *_comment(field.description or "")]
+        lines += ["", *_comment(_about(field))]
         if key == "workloads":
             lines += _workloads()
         elif key in SECTIONS:
@@ -209,8 +212,26 @@ def _fields(model: type[StrictModel], indent: int, left_out: Collection[str] = (
     lines = []
     for key, field in model.model_fields.items():
         if key not in left_out:
-            lines += [*_comment(field.description or "", indent=indent), " " * indent + _entry(key, field, {})]
+            lines += [*_comment(_about(field), indent=indent), " " * indent + _entry(key, field, {})]
     return lines
+
+
+def _about(field: FieldInfo) -> str:
+    """Its description, and the values that it may have where that does not name them."""
+    words, values = field.description or "", list(_values(field.annotation))
+    named = all(re.search(rf"(?<![\w-]){re.escape(value)}(?![\w-])", words) for value in values)
+    return words if named else f"{words} Values: {', '.join(values)}."
+
+
+def _values(annotation: Any) -> Iterator[str]:
+    """Those of a Literal or an enumeration, also inside a list or beside null."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield from (str(member.value) for member in annotation)
+    elif get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for inner in get_args(annotation):
+            yield from _values(inner)
 
 
 def _entry(key: str, field: FieldInfo, shown: dict[str, Any]) -> str:
@@ -227,4 +248,4 @@ def _yaml(value: Any) -> str:
 
 def _comment(text: str, *, indent: int = 0) -> list[str]:
     margin = " " * indent + "# "
-    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)
+    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin + "  ", break_on_hyphens=False)

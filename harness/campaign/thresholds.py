@@ -81,7 +81,7 @@ class Thresholds:
         if spec.most_repeats < 2 or max(usable.values()) < 2:
             who = "this campaign" if spec.most_repeats < 2 else f"{self.baseline}"
             raise UsageError(
-                f"--fail-on regression: {who} has one repeat, so there is no interval and nothing can be found to be worse.",
+                f"--fail-on regression: {who} has one repeat, so there is no interval to judge.",
                 advice="Set repeats: 3 in the campaign file, and measure the baseline in the same way.",
             )
 
@@ -172,7 +172,7 @@ class Judgement:
             order = ("worse", "better", Outcome.AGREES.value, Outcome.INCONCLUSIVE.value)
             counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
             sentences += [f"differs from the baseline: {sentence}" for sentence in reproduction.environment]
-            within = f"figures within {100 * reproduction.within:g} %"
+            within = f"figures within {100 * reproduction.within:g}%"
             sentences.append(f"{name} against the baseline, {within}: {counts}.")
         return sentences
 

@@ -170,7 +170,7 @@ class GroupWatch:
         share = self._group.counters().throttled_share(self._counters)
         if share is not None and share > THROTTLED_SHARE:
             quota = "its CPU quota" if limits.cpus is None else f"its quota of {limits.cpus:g} CPUs"
-            message = f"The cgroup stopped its processes in {100 * share:.0f} % of the periods of {quota}."
+            message = f"The cgroup stopped its processes in {100 * share:.0f}% of the periods of {quota}."
             advice = (
                 "Raise the quota, or give the replicas less work, so that the machine is measured and not the quota."
             )

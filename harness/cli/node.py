@@ -88,7 +88,7 @@ def sharing(
     if mode not in modes:
         close = difflib.get_close_matches(mode, modes, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Use one of: {', '.join(modes)}; --mig makes MIG instances."
-        raise UsageError(f"{mode!r} is no mode that GPUs can be switched to.", advice=hint)
+        raise UsageError(f"{mode!r} is not a mode that GPUs can be switched to.", advice=hint)
     lent = modes[mode]
     if not lent.shares_gpu and replicas is not None:
         raise UsageError(f"{mode} has one slice for each GPU.", advice="Leave --replicas out.")

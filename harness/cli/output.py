@@ -32,7 +32,7 @@ _COLOURS = {
     "INVALID": _RED,
     "MISSING": _RED,
     "no significant difference": _YELLOW,
-    "cannot tell: repeat it": _RED,
+    "inconclusive: repeat it": _RED,
     "agrees": _GREEN,
     "inconclusive": _YELLOW,
     "differs": _RED,

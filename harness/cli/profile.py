@@ -188,7 +188,7 @@ def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(word) for word in _words(text)]
     except ValueError:
-        raise UsageError(f"{option} {text!r} is no list of whole numbers.", advice=f"E.g. {option} 1,8,64") from None
+        raise UsageError(f"{option} {text!r} is not a list of whole numbers.", advice=f"E.g. {option} 1,8,64") from None
 
 
 def _option(text: str) -> tuple[str, str | int | float | bool]:

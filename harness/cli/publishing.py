@@ -178,7 +178,7 @@ def _what_it_takes(source: CampaignSource, most: int, within: float) -> str:
         return f"as published: {_runs(spec)}"
     further = _runs(spec.model_copy(update={"repeats": most - spec.most_repeats}))
     none = f"none with --max-repeats {spec.most_repeats}"
-    return f"as published: {_runs(spec)}. Where these do not tell within {within:g} %, more follow: at most {further}, {none}"
+    return f"as published: {_runs(spec)}. Where these are inconclusive within {within:g}%, more follow: at most {further}, {none}"
 
 
 def _ask_about(lines: Sequence[str], archive: Path, *, yes: bool) -> None:
@@ -260,7 +260,7 @@ def _print_reproduction(result: Reproduction) -> None:
     output.result()
     outcomes = (Outcome.AGREES, Outcome.DIFFERS, Outcome.INCONCLUSIVE)
     counts = ", ".join(f"{outcome.value} {result.counted(outcome)}" for outcome in outcomes)
-    output.sentence(f"Cells within {100 * result.within:g} %: {counts}.")
+    output.sentence(f"Configurations within {100 * result.within:g}%: {counts}.")
 
 
 def _refuse_other_figures(result: Reproduction, archive: Path, again: Sequence[Path]) -> None:

@@ -399,7 +399,7 @@ def export(
     namespace: Annotated[str | None, Option(help="The pods' namespace, in a cluster.")] = None,
     pods: Annotated[str, Option(help="Regular expression of the pods' names, in a cluster.")] = ".+",
     job: Annotated[str | None, Option(help="The scrape job, without a cluster.")] = None,
-    by: Annotated[str, Option(help="Label that tells replicas apart, without a cluster.")] = "instance",
+    by: Annotated[str, Option(help="Label that distinguishes replicas without a cluster.")] = "instance",
     workload: Annotated[str, Option(help="First part of the file names.")] = "workload",
     metric: Annotated[
         list[str] | None, Option(help="A metric of the catalogue; may be repeated. Default: all.")

@@ -266,7 +266,7 @@ _STANDARD = (
         "memory_bytes",
         "DCGM_FI_DEV_FB_USED",
         2.0**43,
-        "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
+        "Memory in use on the device; the recorder adds one series per replica where the driver reports processes separately.",
         source=Source.GPU_MEMORY,
         over_devices=OverDevices.LARGEST_SUM,
         scale=1048576,

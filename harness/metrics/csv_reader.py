@@ -142,7 +142,7 @@ def _read(path: Path, columns: Columns | None) -> dict[str, SeriesColumns]:
 
 def _no_csv(path: Path, error: Exception) -> MetricsError:
     return MetricsError(
-        f"{path} is no CSV of the harness: {str(error).splitlines()[0]}.",
+        f"{path} is not a CSV of the harness: {str(error).splitlines()[0]}.",
         advice="Verify the experiment; the file was damaged or edited.",
     )
 

@@ -386,7 +386,7 @@ def _commonest(series: Iterable[SeriesColumns]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Had the machine settled: at least the last three windows agree within 10 %, from ``from_row`` on; None when not steady."""
+    """Had the machine settled: at least the last three windows agree within 10%, from ``from_row`` on; None when not steady."""
 
     judged: bool
     steady: bool
@@ -397,7 +397,7 @@ class SteadyState:
 def steady_state(values: Sequence[float] | NDArray[np.float64]) -> SteadyState:
     """Judge a series, usually throughput: ten windows (fewer of a short one), of which the last three or more agree.
 
-    Windows agree when the highest mean is at most 10 % of their common mean above the lowest. Missing
+    Windows agree when the highest mean is at most 10% of their common mean above the lowest. Missing
     values (NaN) are left out of their window's mean.
     """
     series = np.asarray(values, dtype=np.float64)

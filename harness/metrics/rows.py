@@ -41,10 +41,10 @@ def neighbour_of(series: str) -> str:
 
 
 def grid_ms(start_s: float, step_s: float) -> int:
-    """The time of row 0, in ms since the epoch. Raises UsageError where it is no whole multiple of the step."""
+    """The time of row 0, in ms since the epoch. Raises UsageError where it is not a whole multiple of the step."""
     if to_ms(start_s) % to_ms(step_s):
         raise UsageError(
-            f"The rows cannot begin at {start_s:.3f}: it is no whole multiple of the step.",
+            f"The rows cannot begin at {start_s:.3f}: it is not a whole multiple of the step.",
             advice="Floor the start to the step, so that all metrics share timestamps.",
         )
     return to_ms(start_s)
@@ -100,7 +100,7 @@ class RowSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """How late ticks began, in seconds after their schedule; quantiles are at most 5 % too high."""
+    """How late ticks began, in seconds after their schedule; quantiles are at most 5% too high."""
 
     ticks: int = 0
     missed: int = 0

@@ -187,7 +187,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 
 def held_back(telemetry: Path) -> Iterator[Finding]:
-    """A finding for each GPU of ``telemetry.csv`` that was held back in more than 1 % of its readings; none without the file."""
+    """A finding for each GPU of ``telemetry.csv`` that was held back in more than 1% of its readings; none without the file."""
     for gpu, (slowed, capped) in throttled(telemetry).items():
         name = gpu.replace("gpu", "gpu-")
         if slowed > TOLD_SHARE:

@@ -188,7 +188,7 @@ OBSTACLES = (
     AccessObstacle(
         "sudo-password-wrong",
         r"Incorrect \w+ password|incorrect password attempt",
-        "sudo on {host} did not take the password",
+        "sudo on {host} rejected the password",
         "Run it again with --ask-become-pass; it is the password of the user that logs in (ansible_user), and one for all hosts of the run.",
     ),
     AccessObstacle(
@@ -213,7 +213,7 @@ OBSTACLES = (
     AccessObstacle(
         "host-unknown",
         r"Could not resolve hostname|Name or service not known",
-        "nobody knows the address of {host}",
+        "no name server knows {host}",
         "Correct ansible_host in the inventory, or the names of this machine.",
     ),
 )

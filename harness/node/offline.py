@@ -270,7 +270,7 @@ def _fetch_once(url: str, path: Path, sha256: str) -> None:
 def _body(url: str) -> Iterator[bytes]:
     """What an http(s) address answers, piece by piece. Raises FetchError."""
     if not url.startswith(("http://", "https://")):
-        raise FetchError(f"{url} is no http address.", advice="Mirrors are served over http or https.")
+        raise FetchError(f"{url} is not an http address.", advice="Mirrors are served over http or https.")
     try:
         with urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - the scheme is checked above
             while chunk := response.read(_CHUNK_BYTES):
@@ -325,7 +325,7 @@ def _fetch_image(wanted: OfflineList, image: str, folder: Path) -> None:
 def _blob(folder: Path, digest: str) -> Path:
     """A blob of the layout that is what its digest says; another is removed, so that it is fetched again."""
     if not re.fullmatch("sha256:[0-9a-f]{64}", digest):
-        raise FetchError(f"{digest!r} is no SHA-256 digest.", advice="The registry's answer is not to be trusted.")
+        raise FetchError(f"{digest!r} is not a SHA-256 digest.", advice="The registry's answer is not to be trusted.")
     path = folder / "blobs" / digest.replace(":", "/")
     with storage_errors(path, "read"):
         actual = sha256_of(path)
@@ -405,7 +405,7 @@ def _fetch_indexes(repository: Repository, sums: dict[str, str], folder: Path) -
         data = (folder / name).read_bytes()
         texts.append((gzip.decompress(data) if name.endswith(".gz") else data).decode())
     if not texts:
-        raise FetchError(f"{repository.url}Release names no Packages.", advice="It is no flat apt repository.")
+        raise FetchError(f"{repository.url}Release names no Packages.", advice="It is not a flat apt repository.")
     return texts[-1]
 
 

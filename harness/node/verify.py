@@ -244,7 +244,7 @@ class RebootTest:
             before = TypeAdapter(list[BootState]).validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             raise UsageError(
-                f"{path} is no state saved before a reboot: {error}", advice="Begin with --before."
+                f"{path} is not a state saved before a reboot: {error}", advice="Begin with --before."
             ) from error
         return self._after(before, reboot_s=None)
 

@@ -4,7 +4,7 @@ A workload makes counters and histograms, updates them in ``infer()`` and hands 
 renders them with its own and clears them after the warm-up. All may be updated in one thread and rendered in another.
 
 Own code rather than prometheus_client's, because it sits in the loop that is measured: with 175 buckets a request
-costs 1.6 against 8 microseconds (2 % of a 0.4 ms request), and a scrape holds the interpreter for 0.02 against
+costs 1.6 against 8 microseconds (2% of a 0.4 ms request), and a scrape holds the interpreter for 0.02 against
 2.6 milliseconds. The tests read what it writes with prometheus_client and with Prometheus itself.
 """
 
@@ -22,7 +22,7 @@ _LAST_NS = 60_000_000_000
 
 
 def _bucket_bounds_ns() -> tuple[int, ...]:
-    """Upper bounds from 0.1 ms to 60 s, each about 8 % above the one before, rounded to 3 digits."""
+    """Upper bounds from 0.1 ms to 60 s, each about 8% above the one before, rounded to 3 digits."""
     decades = math.log10(_LAST_NS / _FIRST_NS)
     steps = range(math.ceil(decades * BUCKETS_PER_DECADE))
     exact = (_FIRST_NS * 10 ** (step / BUCKETS_PER_DECADE) for step in steps)

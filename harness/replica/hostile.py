@@ -163,7 +163,7 @@ class MemoryHog(Later):
         self._limit = round(settings.number("limit_gb", 0.0) * 1e9)
         if not self._on_gpu and not self._limit:
             raise CannotBeMetError(
-                "memory-hog would take the host's memory until Linux kills whom it likes; set its option limit_gb, or use a GPU."
+                "memory-hog would fill the host's memory until Linux kills processes; set its option limit_gb, or use a GPU."
             )
         self._whole = self._part = settings.whole("megabytes", 256, 1) * MIB
         self._blocks: list[Tensor] = []

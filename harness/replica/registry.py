@@ -65,7 +65,7 @@ def find_factory(target: str, setting: str = "WORKLOAD") -> Factory:
     path = known.get(target, target)
     if not all(path.partition(":")):
         raise CannotBeMetError(
-            f"{setting}: {target!r} is no built-in workload and not of the form module:factory; {nearest(target, known)}"
+            f"{setting}: {target!r} is neither a built-in workload nor of the form module:factory; {nearest(target, known)}"
         )
     return cast("Factory", find_function(path, setting))
 

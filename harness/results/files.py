@@ -147,7 +147,7 @@ def inside(folder: Path, name: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:  # a name with NUL, a loop of links
         raise ResultsPathError(f"{name!r} names no file in {folder}: {error}.") from error
     if not below or not regular:
-        why = "is no regular file" if below else "does not lie in that folder"
+        why = "is not a regular file" if below else "does not lie in that folder"
         raise ResultsPathError(f"{name!r} in {folder} {why}, and is not opened.")
     return path
 
@@ -167,7 +167,7 @@ def read_document(path: Path) -> bytes:
     with storage_errors(path, "read"):
         if not path.is_file() or path.stat().st_size > _DOCUMENT_BYTES:
             raise ResultsPathError(
-                f"{path} is no regular file of at most {_DOCUMENT_BYTES >> 20} MiB.",
+                f"{path} is not a regular file of at most {_DOCUMENT_BYTES >> 20} MiB.",
                 advice="Restore it from a backup.",
             )
         return path.read_bytes()
@@ -180,7 +180,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         line = f" from line {error.lineno} on" if isinstance(error, json.JSONDecodeError) else ""
         raise ResultsPathError(
-            f"{path} is damaged: it is no JSON{line}.", advice="Restore it from a backup."
+            f"{path} is damaged: it is not JSON{line}.", advice="Restore it from a backup."
         ) from error
     if not isinstance(content, dict):
         raise ResultsPathError(f"{path} is damaged: an object is expected.", advice="Restore it from a backup.")

@@ -260,7 +260,7 @@ def read_manifest(folder: Path) -> Manifest:
     with storage_errors(path, "read"):
         if not path.is_file():
             raise ResultsPathError(
-                f"{folder} holds no {MANIFEST}, so it is no finished experiment.",
+                f"{folder} holds no {MANIFEST}, so it is not a finished experiment.",
                 advice="Give the folder of an experiment or of a campaign.",
             )
     text = read_document(path)

@@ -91,7 +91,7 @@ def read_old_profile(folder: Path) -> OldProfile:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ResultsPathError(
-            f"{folder / MANIFEST} is no file of a profile of this harness: {error}.", advice="Restore it from a backup."
+            f"{folder / MANIFEST} is not a profile file of this harness: {error}.", advice="Restore it from a backup."
         ) from error
 
 

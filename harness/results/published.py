@@ -127,16 +127,16 @@ class _UnlikeError(tarfile.ReadError):
 
 
 class _RegularFile(tarfile.TarInfo):
-    """A member; whatever is no regular file below one folder is refused at its header, before tarfile acts on it."""
+    """A member; whatever is not a regular file below one folder is refused at its header, before tarfile acts on it."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         member = super().frombuf(buf, encoding, errors)
         if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE} or member.size < 0:
-            raise _UnlikeError(f"{member.name!r} is no regular file")
+            raise _UnlikeError(f"{member.name!r} is not a regular file")
         parts = member.name.split("/")
         if len(parts) < 2 or {"", ".", ".."} & set(parts) or not member.name.isprintable():
-            raise _UnlikeError(f"{member.name!r} is no name of a file in a campaign's folder")
+            raise _UnlikeError(f"{member.name!r} is not the name of a file in a campaign's folder")
         return member
 
 
@@ -201,7 +201,7 @@ def _refused(archive: Path, why: str) -> ResultsPathError:
             advice=f"harness run {quote(str(archive))}, and then give the folder of that campaign below results/.",
         )
     return ResultsPathError(
-        f"{archive} is no published set of this harness: {why}.",
+        f"{archive} is not a harness archive, or is damaged: {why}.",
         advice="Fetch it again, or give the folder of a campaign; `harness publish` makes such archives.",
     )
 

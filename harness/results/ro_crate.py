@@ -173,24 +173,26 @@ def citation(file: Path | None = None, authors: Sequence[str] = (), licence: str
     terms = licence if licence is not None else _text(said, "license", file) or None
     persons = said.get("authors", [])
     if not isinstance(persons, list) or not all(isinstance(person, dict) for person in persons):
-        raise UsageError(f"`authors` in {file} is no list of persons.", advice="Each has family-names and given-names.")
+        raise UsageError(
+            f"`authors` in {file} is not a list of persons.", advice="Each has family-names and given-names."
+        )
     people = [_author(author) for author in authors] or [_person(person, file) for person in persons]
     url = f"https://doi.org/{doi}" if doi else _text(said, "url", file)
     if url and not _URL.fullmatch(url):
-        raise UsageError(f"{url!r} is no web address.", advice=f"Correct `doi` or `url` in {file}.")
+        raise UsageError(f"{url!r} is not a web address.", advice=f"Correct `doi` or `url` in {file}.")
     return Citation(_text(said, "title", file), tuple(people), _licence_url(terms), url)
 
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
-        raise ResultsPathError(f"{file} is no regular file.", advice="Give a CITATION.cff.")
+        raise ResultsPathError(f"{file} is not a regular file.", advice="Give a CITATION.cff.")
     try:
         _, said, faults = read_tree(read_document(file).decode(errors="replace"), origin=str(file))
     except CampaignFileError as error:
         raise UsageError(error.message, advice="Give a CITATION.cff.") from error
     if faults or not isinstance(said, dict):
         why = f"line {faults[0][0]}: {faults[0][1]}" if faults else "it holds no fields."
-        raise UsageError(f"{file} is no CITATION.cff: {why}", advice="See https://citation-file-format.github.io.")
+        raise UsageError(f"{file} is not a CITATION.cff: {why}", advice="See https://citation-file-format.github.io.")
     return said
 
 
@@ -204,7 +206,7 @@ def _person(person: dict[str, Any], file: Path | None) -> Author:
 def _author(text: str) -> Author:
     match = _AUTHOR.fullmatch(_plain(text, "an author"))
     if match is None:
-        raise UsageError(f"{text!r} is no author.", advice='E.g. --author "Ada Lovelace <0000-0002-1825-0097>"')
+        raise UsageError(f"{text!r} is not an author.", advice='E.g. --author "Ada Lovelace <0000-0002-1825-0097>"')
     return Author(match["name"], f"https://orcid.org/{match['orcid']}" if match["orcid"] else "")
 
 
@@ -213,7 +215,7 @@ def _licence_url(text: str | None) -> str:
         return text or ""
     if not _SPDX.fullmatch(text):
         raise UsageError(
-            f"{text!r} is no licence.", advice="Give an SPDX identifier or a URL, e.g. --license CC-BY-4.0"
+            f"{text!r} is not a licence.", advice="Give an SPDX identifier or a URL, e.g. --license CC-BY-4.0"
         )
     return f"https://spdx.org/licenses/{text}"
 
@@ -221,7 +223,7 @@ def _licence_url(text: str | None) -> str:
 def _text(said: dict[str, Any], key: str, file: Path | None) -> str:
     value = said.get(key, "")
     if not isinstance(value, str):
-        raise UsageError(f"`{key}` in {file} is no text.", advice="Write it in quotes.")
+        raise UsageError(f"`{key}` in {file} is not text.", advice="Write it in quotes.")
     return _plain(value, f"`{key}` in {file}") if value else ""
 
 

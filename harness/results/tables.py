@@ -169,7 +169,7 @@ def differing_samples(folder: Path, path: Path) -> str:
                         return metric
             return "" if next(kept, end) is end else "a metric without a CSV"
     except (pa.ArrowException, IndexError) as error:
-        raise ResultsPathError(f"{path} is no table of this harness: {error}.") from error
+        raise ResultsPathError(f"{path} is not a table of this harness: {error}.") from error
 
 
 def _batches(path: Path, convert: Any) -> Iterator[Any]:

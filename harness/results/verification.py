@@ -224,7 +224,7 @@ def _check_telemetry(path: Path, outcome: Verification) -> None:
         with storage_errors(path, "read"):
             table = csv.read_csv(path)
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        outcome.fault(path, f"it is no table: {str(error).splitlines()[0][:200]}")
+        outcome.fault(path, f"it is not a table: {str(error).splitlines()[0][:200]}")
         return
     odd = [name for name in ("timestamp", "host_cpu_percent") if name not in table.column_names]
     if odd:

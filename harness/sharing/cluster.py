@@ -125,9 +125,7 @@ class SwitchedPlugin(AsLent):
         watched = {pod["spec"].get("nodeName") for pod in pods if runs_config_manager(pod)}
         for node in nodes:
             if name(node) not in watched:
-                message = (
-                    f"no config manager of the device plugin is seen on node {name(node)}: nobody may heed its label."
-                )
+                message = f"no config manager of the device plugin is seen on node {name(node)}: its label may have no effect."
                 advice = "Install the plugin with configurations: docs/cluster.md says how."
                 yield Issue(IssueLevel.WARNING, "sharing", message, advice)
 
@@ -248,12 +246,12 @@ class SwitchedPlugin(AsLent):
                 if theirs:
                     are = ", ".join(f"{key}={value or ''}" for key, value in theirs.items())
                     notice(
-                        f"somebody has set {are} on node {name(node)} since this campaign did: it is put back at the end."
+                        f"another user has set {are} on node {name(node)} since this campaign did: it is put back at the end."
                     )
                 return True
         raise BackendError(
-            f"node {name(node)} was changed by somebody else each of {CONFLICTS} times that its labels were to be set.",
-            advice="Who sets its labels? kubectl get node -o yaml --show-managed-fields tells.",
+            f"node {name(node)} was changed by another client each of {CONFLICTS} times that its labels were to be set.",
+            advice="Find who sets its labels: kubectl get node -o yaml --show-managed-fields.",
         )
 
     def _await(
@@ -300,8 +298,8 @@ class SwitchedPlugin(AsLent):
             return f"the MIG manager calls node {place} {mig_state or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
             less = withdrawn(node, str(self.spec.gpu_resource))
-            by = f" ({they} lends them)" if (they := strangers(node)) else ""
-            return less or f"node {place} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}{by}"
+            by = f" ({they} manages them)" if (they := strangers(node)) else ""
+            return less or f"node {place} advertises {shows} {self.spec.gpu_resource} and not {lent or 'any'}{by}"
         how = lending(node, pods, self.spec)
         if how.modes and wanted.mode not in how.modes:
             return f"node {place} shows {in_words(how.modes)} and not {wanted.mode.value}"
@@ -368,7 +366,7 @@ def _restored(api: ClusterApi, node: Object) -> str:
             f"By hand: kubectl label --overwrite node {place} {by_hand}; kubectl annotate node {place} {SWITCHED}-"
         )
     if kept:
-        return f"node {place} keeps {', '.join(sorted(kept))}: somebody else has set it meanwhile."
+        return f"node {place} keeps {', '.join(sorted(kept))}: another user has set it meanwhile."
     return f"node {place} has the sharing mode again that was found."
 
 

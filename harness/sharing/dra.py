@@ -315,7 +315,7 @@ def _lent_twice(
         ]
         if plugins and name(node) in by_driver:
             message = (
-                f"node {name(node)} lends its GPUs twice: {', '.join(plugins)} by the device plugin, and "
+                f"node {name(node)} allocates its GPUs twice: {', '.join(plugins)} by the device plugin, and "
                 "the same to claims by the DRA driver."
             )
             yield Issue(IssueLevel.ERROR, "claims", message, _TWICE_ADVICE)

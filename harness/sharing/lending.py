@@ -125,7 +125,7 @@ def _stranger(node: Object, seen: int | None, promised: int | None, spec: Kubern
         return names
     if promised is None or seen <= promised:
         return ""
-    return f"{names or 'somebody who does not say how'}, by whom each GPU is {seen} {spec.gpu_resource}"
+    return f"{names or 'an unknown program'}, by whom each GPU is {seen} {spec.gpu_resource}"
 
 
 def strangers(node: Object) -> str:
@@ -206,7 +206,7 @@ def check_sharing(
 def _check_node(node: Object, how: Lending, modes: Sequence[SharingMode]) -> Iterator[Issue]:
     place, of_gke = f"node {name(node)}", _LABELLED[GKE_LABEL].get(labels(node).get(GKE_LABEL, ""))
     if of_gke is not None and mode_of(of_gke).gke_refusal:
-        advice = "Take a node pool with time-sharing, MIG, or whole GPUs."
+        advice = "Use a node pool with time-sharing, MIG, or whole GPUs."
         yield refusal(f"{place} has {mode_of(of_gke).gke_refusal}.", advice)
         return
     denied, by = f" ({'; '.join(how.denied)})" if how.denied else "", in_words(how.modes)
@@ -223,6 +223,6 @@ def _check_node(node: Object, how: Lending, modes: Sequence[SharingMode]) -> Ite
         elif how.stranger:
             yield Issue(IssueLevel.WARNING, "sharing", f"{place} has its GPUs shared by {how.stranger}: {trusted}")
         elif how.denied:
-            advice = "Which is right? Fix the other: somebody set it by hand, or the plugin restarts."
+            advice = "Which is right? Fix the other: it was set by hand, or the plugin restarts."
             message = f"{place} shares its GPUs by {by}, as {how.source} shows{denied}."
             yield Issue(IssueLevel.WARNING, "sharing", message, advice)

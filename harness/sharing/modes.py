@@ -115,9 +115,9 @@ def _divided(gpu: GpuFacts, replicas: int) -> Issue:
     whole, *groups = sizes
     if len(groups) < replicas:
         most = f"the driver divides the {whole} multiprocessors of {gpu.name} into {len(groups)} groups at most"
-        return refusal(f"{most}, and {replicas} replicas are to have one each.", "Take fewer replicas.")
+        return refusal(f"{most}, and {replicas} replicas are to have one each.", "Use fewer replicas.")
     part = f"each of {counted(replicas, 'replica')} has {groups[0]} of the {whole} multiprocessors of {gpu.name}"
-    message = f"{part}, as the driver divides them; {whole - sum(groups)} are nobody's."
+    message = f"{part}, as the driver divides them; {whole - sum(groups)} are unused."
     return Issue(IssueLevel.WARNING, "sharing", message)
 
 
@@ -151,7 +151,7 @@ class Mig(SharingMode):
         needed, instances = experiment.cell.processes, sum(len(gpu.mig_uuids) for gpu in gpus)
         if instances < needed:
             message = f"{counted(needed, 'replica', 'need')} a MIG instance each, and the machine has {instances}."
-            yield refusal(message, "Create them (nvidia-smi mig -cgi PROFILE -C), or take fewer replicas.")
+            yield refusal(message, "Create them (nvidia-smi mig -cgi PROFILE -C), or use fewer replicas.")
 
 
 class AsFound(SharingMode):

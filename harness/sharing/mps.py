@@ -268,15 +268,15 @@ def _may_serve(process: psutil.Process, gpus: Sequence[str]) -> bool:
 def _check_limits(limits: MpsLimits, replicas: int, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:
     percentage = limits.percentage(replicas)
     if percentage is not None and percentage * replicas > 100.5:
-        total = f"{percentage * replicas:g} %"
-        message = f"{replicas} replicas of {percentage:g} % of the multiprocessors add up to {total}: they overlap."
+        total = f"{percentage * replicas:g}%"
+        message = f"{replicas} replicas of {percentage:g}% of the multiprocessors add up to {total}: they overlap."
         advice = "Give each 1/N (`mps: {share: 1/N}`) for parts that add up to one GPU."
         yield Issue(IssueLevel.WARNING, "sharing", message, advice)
     smallest_gb = min((gpu.total_bytes for gpu in gpus if gpu.total_bytes is not None), default=math.inf) / 1e9
     if limits.pinned_memory_gb is not None and limits.pinned_memory_gb * replicas > smallest_gb:
         wanted = f"{counted(replicas, 'replica')} of {limits.pinned_memory_gb:g} GB"
         message = f"{wanted} cannot fit into {smallest_gb:.1f} GB of GPU memory."
-        advice = "Lower mps.pinned_memory_gb, or take fewer replicas."
+        advice = "Lower mps.pinned_memory_gb, or use fewer replicas."
         yield Issue(IssueLevel.ERROR, "sharing", message, advice, ReasonCode.OUT_OF_MEMORY)
 
 
@@ -316,9 +316,9 @@ def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, sli
     if asked_percent > most:
         verb = "is" if experiment.replicas == 1 else "are"
         yield refusal(
-            f"{counted(experiment.replicas, 'replica')} of {experiment.workload.name} {verb} to have {asked_percent:g} % of a GPU's "
-            f"multiprocessors each, and {lends} {most} %: it rounds down.",
-            f"A client of MPS can only lower its share: ask for less (`mps.share: {most}`), lend fewer slices, or leave `mps` out and take "
+            f"{counted(experiment.replicas, 'replica')} of {experiment.workload.name} {verb} to have {asked_percent:g}% of a GPU's "
+            f"multiprocessors each, and {lends} {most}%: it rounds down.",
+            f"A client of MPS can only lower its share: request less (`mps.share: {most}`), configure fewer slices, or remove `mps` to use "
             "the plugin's part.",
         )
     memory = str(labels(node).get(MEMORY_LABEL, ""))
@@ -327,4 +327,4 @@ def _check_node(experiment: ExperimentSpec, limits: MpsLimits, node: Object, sli
         message = (
             f"`mps.pinned_memory_gb` of {limits.pinned_memory_gb:g} is more than the {part_gb:.3g} GB that {lends}."
         )
-        yield refusal(message, "A client of MPS can only lower its limit: ask for less, or lend fewer slices.")
+        yield refusal(message, "A client of MPS can only lower its limit: request less, or configure fewer slices.")

@@ -109,7 +109,7 @@ def withdrawn(node: Object, resource: str) -> str:
     if lends >= has:
         return ""
     return (
-        f"node {name(node)} lends {lends} of its {has} {resource}: "
+        f"node {name(node)} advertises {lends} of its {has} {resource}: "
         "the device plugin calls the others unhealthy, or is away"
     )
 

@@ -46,82 +46,82 @@ class CampaignSpec(StrictModel):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$", description="Names the results folder.")
     description: str = Field("", description="One line for the report.")
     backend: Literal["local", "kubernetes"] = Field(
-        "local", description="Where replicas live: local (processes of this machine) or kubernetes (pods of a cluster)."
+        "local", description="Processes of this machine (local), or pods of a cluster (kubernetes)."
     )
     kubernetes: Annotated[
         KubernetesSpec | None,
         Lacking(LOCAL, "replicas are processes of this machine", "Say `backend: kubernetes`, or remove it."),
-    ] = Field(None, description="The cluster, for backend kubernetes; {} takes every default.")
+    ] = Field(None, description="The cluster; {} means every default.")
     sharing: Modes = Field(
         [Sharing.TIME_SLICING],
         min_length=1,
-        description=f"Sharing modes to compare: {', '.join(mode for mode in Sharing if mode is not Sharing.AS_FOUND)}. Servers that run "
-        "already have as-found, and no other.",
+        description="Sharing modes to compare; servers that already run have as-found.",
     )
     gpus: int = Field(
         1,
         ge=1,
         le=64,
-        description="GPUs to use, in turn; exclusive gives each replica one of its own, so larger replica counts are left out of it.",
+        description="GPUs to use; exclusive gives each replica its own and skips larger replica counts.",
     )
-    mps: MpsSpec | None = Field(None, description="Limits of each replica under mps; null means none.")
+    mps: MpsSpec | None = Field(None, description="Limits of each replica under mps.")
     time_slice: Annotated[list[Interval], OneOrSeveral, Apart] = Field(
         [],
-        description="How long a process has the GPU under time-slicing before the next one, one or several: default, short, "
-        "medium, long, e.g. [short, long]; [] leaves it as it is. Needs `kubernetes.sharing_by: dra`.",
+        description="Lengths of the time slice, one or several, e.g. [short, long]; [] leaves it as it is. Needs "
+        "`kubernetes.sharing_by: dra`.",
     )
     workloads: Annotated[list[WorkloadSpec], BeforeValidator(settings_of), Apart] = Field(
         min_length=1, description="What the replicas run."
     )
-    replicas: Annotated[list[Replicas], Apart] = Field(min_length=1, description="Counts to compare, e.g. [1, 3, 8].")
+    replicas: Annotated[list[Replicas], Apart] = Field(
+        min_length=1, description="Replica counts to compare, e.g. [1, 3, 8]."
+    )
     exclude: list[ExcludeSpec] = Field(
         [],
-        description="Cells of the matrix that are not run, each by what it says of them, e.g. [{sharing: mps, replicas: 1}, "
-        "{share: 2/N, replicas: 2}].",
+        description="Configurations that are not run, e.g. [{sharing: mps, replicas: 1}, {share: 2/N, replicas: 2}].",
     )
     slo: SloSpec | None = Field(
         None,
-        description="Objective, decided from each experiment: ttft, ttfo, itl and tpot of streams, latency of any workload, each at p50, "
-        "p90, p95 or p99, in milliseconds, and the error_rate; null means none. E.g. "
-        "{ttft_p99_ms: 200, itl_p99_ms: 50, latency_p99_ms: 5000, error_rate: 0.001}.",
+        description="Objective, judged in each run: limits of ttft, ttfo, itl, tpot (streams) and latency, at p50, p90, p95 or p99, "
+        "e.g. {ttft_p99_ms: 200, itl_p99_ms: 50, latency_p99_ms: 5000, error_rate: 0.001}.",
     )
     stress: StressSpec | None = Field(
         None,
-        description="Raise the load until something breaks, in place of comparing: "
-        "{load: replicas, first: 1, most: 64, factor: 2, step: null, price_per_kwh: null, latency_limit_ms: {p99: 50}, "
-        "precision: null, price_per_gpu_hour: null, least_gain_percent: 5, memory_limit_percent: 85}.",
+        description="Raise the load until a limit breaks: {load: replicas, first: 1, most: 64, "
+        "factor: 2, step: null, price_per_kwh: null, latency_limit_ms: {p99: 50}, precision: null, "
+        "price_per_gpu_hour: null, least_gain_percent: 5, memory_limit_percent: 85}.",
     )
     sweep: SweepSpec | None = Field(
         None,
-        description="Measure every configuration under several loads, e.g. {per: gpu, one_start: true, concurrency: [4, 8, 16, 32]} "
-        "or {rate: [2, 4, 8]}; null: under its own.",
+        description="Measure every configuration under several loads, e.g. {per: gpu, one_start: true, concurrency: [4, 8, "
+        "16, 32]} or {rate: [2, 4, 8]}.",
     )
     conditions: Annotated[list[ConditionSpec], Apart] = Field(
         [],
-        description="Conditions to compare, the first being the baseline of all others; [] is one without a name. "
-        "E.g. [{name: alone}, {name: beside, neighbours: [{workload: {name: whisper}, replicas: 2}]}, "
-        "{name: hooked, layer: {prefix: [taskset, -c, 0-3], environment: {HOOK_LOG: off}, preload: ./libhook.so}}]; "
-        "on Kubernetes also {preload: /opt/lib/libhook.so, preload_image: registry.example/hook:1.2}.",
+        description="Conditions to compare; the first is the baseline. E.g. [{name: alone}, {name: beside, neighbours: "
+        "[{workload: {name: whisper}, replicas: 2}]}, {name: hooked, layer: {prefix: [taskset, -c, 0-3], "
+        "environment: {HOOK_LOG: off}, preload: ./libhook.so}}]; on Kubernetes also {preload: "
+        "/opt/lib/libhook.so, preload_image: registry.example/hook:1.2}.",
     )
     overhead_limit_percent: float = Field(
         5.0,
         gt=0,
         le=1000,
-        description="Overhead that a condition may have against the first one, percent; the report says whether it is kept.",
+        description="Overhead that a condition may have against the first; the report judges it.",
     )
     repeats: RepeatsOrNumber = Field(
         1,
-        description="How often every experiment is run, 3 or more giving intervals; or {until_known: "
-        "{compare: [throughput, latency_p99], question: each, within: 0.05, decide: 0.95, max: 30, budget: 2 h}}.",
+        description="Runs of every configuration; intervals need 3 or more. Or {until_known: {compare: [throughput, "
+        "latency_p99], question: each, within: 0.05, decide: 0.95, max: 30, budget: 2 h}}.",
     )
     order: Order = Field(
         Order.INTERLEAVED,
-        description="interleaved (one repeat of everything, then the next), random (from `seed`) or listed (drift looks like a difference).",
+        description="interleaved (one repeat of everything, then the next), random (from `seed`) or listed (drift looks like "
+        "a difference).",
     )
     seed: int = Field(0, ge=0, description="Seed of the random order.")
-    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase; left out, 30, 120 and 10.")
-    metrics: Literal["all"] | list[str] = Field("all", description="`all`, or names of the catalogue.")
-    limits: Limits = Field(default_factory=Limits, description="Where to stop.")
+    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase.")
+    metrics: Literal["all"] | list[str] = Field("all", description="`all`, or names of metrics.")
+    limits: Limits = Field(default_factory=Limits, description="Limits of the campaign.")
 
     @checked
     def _can_be_counted(self) -> Iterator[str]:
@@ -251,7 +251,7 @@ class CampaignSpec(StrictModel):
         if shared and self.kubernetes.gpus_per_replica > 1:
             yield (
                 f"`kubernetes.gpus_per_replica` above 1 under {shared[0]}: two slices may be of one GPU, and NVIDIA's device plugin "
-                "refuses a pod more than one of them. Take whole GPUs (`sharing: [exclusive]`), or leave it at 1."
+                "refuses a pod more than one of them. Use whole GPUs (`sharing: [exclusive]`), or leave it at 1."
             )
         layered = [condition.name for condition in self.conditions if condition.layer]
         imaged = [workload.name for workload in self.workloads if workload.server and workload.server.image]

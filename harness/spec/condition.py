@@ -26,9 +26,9 @@ Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 class NeighbourSpec(StrictModel):
     """A workload that runs beside the measured one, on the same machine and GPUs."""
 
-    workload: WorkloadSpec = Field(description="What it runs; all fields of a workload.")
-    replicas: Replicas = Field(1, description="How many of it.")
-    slo: SloSpec | None = Field(None, description="Its own objective, decided beside the campaign's `slo`; null: none.")
+    workload: WorkloadSpec = Field(description="The neighbour; all fields of a workload.")
+    replicas: Replicas = Field(1, description="Its number of replicas.")
+    slo: SloSpec | None = Field(None, description="Its own objective.")
 
     @checked
     def _limits_what_it_has(self) -> Iterator[str]:
@@ -59,20 +59,17 @@ class NeighbourSpec(StrictModel):
 
 
 class LayerSpec(StrictModel):
-    """Something put between the measured replicas and the machine; neighbours run without it."""
+    """A layer between the measured replicas and the machine; neighbours run without it."""
 
-    prefix: list[Text] = Field([], description="Command that the replica's own is given to, e.g. [taskset, -c, 0-3].")
-    environment: dict[VariableName, str] = Field({}, description="Variables of the replica's environment.")
-    preload: str | None = Field(
-        None, description="Library that replicas load before all others (LD_PRELOAD); null: none."
-    )
+    prefix: list[Text] = Field([], description="Command that starts the replica, e.g. [taskset, -c, 0-3].")
+    environment: dict[VariableName, str] = Field({}, description="Environment variables of the replica.")
+    preload: str | None = Field(None, description="Library to load first (LD_PRELOAD).")
     preload_image: Annotated[
         ImageReference | None,
         Lacking(LOCAL, "the harness starts no container on this machine", "Give the library's own path in `preload`."),
     ] = Field(
         None,
-        description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "
-        "null means the replicas' own.",
+        description="On Kubernetes: image that has `preload`, with its registry; null: the replicas' own.",
     )
 
     def around(self, command: Sequence[str], *, here: bool = True) -> list[str]:
@@ -102,11 +99,11 @@ class LayerSpec(StrictModel):
 
 
 class ConditionSpec(StrictModel):
-    """One condition, under which every cell of the matrix is run."""
+    """One condition, under which every configuration is run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="Part of the experiments' ids, e.g. alone.")
     neighbours: Annotated[list[NeighbourSpec], Apart] = Field(
-        [], description="Workloads that run beside the measured one; their metrics are recorded, too."
+        [], description="Workloads beside the measured one; their metrics are recorded too."
     )
     layer: LayerSpec | None = Field(None, description="Prefix, environment or library of the measured replicas.")
 

@@ -30,21 +30,21 @@ class OnReplicaDeath(StrEnum):
 
 
 class Limits(StrictModel):
-    """Where to stop."""
+    """Limits of the campaign."""
 
-    max_hours: Positive | None = Field(None, description="Refuse a plan that takes longer; null means no limit.")
-    max_disk_gb: Positive | None = Field(None, description="Refuse a plan that writes more; null: the disk decides.")
+    max_hours: Positive | None = Field(None, description="Refuse a plan that takes longer.")
+    max_disk_gb: Positive | None = Field(None, description="Refuse a plan that writes more; null: the free disk space.")
     on_replica_death: OnReplicaDeath = Field(
         OnReplicaDeath.DEGRADE,
-        description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
+        description="When a replica dies: degrade (keep recording) or retry (start the run again).",
     )
-    retries: int = Field(1, ge=0, le=10, description="How often an experiment that failed is tried again.")
+    retries: int = Field(1, ge=0, le=10, description="How often a failed run is repeated.")
     wait_s: float = Field(
         3600.0,
         ge=0,
         le=30 * 86_400,
-        description="Seconds to wait between experiments for a Prometheus, API server, node, GPU or an image's registry that went away, "
-        "before the campaign pauses; 0 pauses at once.",
+        description="Wait between runs for an absent Prometheus, API server, node, GPU or registry, then pause; 0 pauses at "
+        "once.",
     )
 
 
@@ -114,13 +114,11 @@ class CellSpec(NamedTuple):
 
 
 class ExcludeSpec(StrictModel):
-    """Cells that are not run: those of which everything holds that is said here."""
+    """Configurations that are not run: those that match every field given here."""
 
-    sharing: Sharing | None = Field(None, description="Their sharing mode; null: any.")
-    replicas: Count | None = Field(None, description="Their number of replicas; null: any.")
-    share: Share | None = Field(
-        None, description="Their share of the multiprocessors under mps; null: any mode and share."
-    )
+    sharing: Sharing | None = Field(None, description="Sharing mode; null: any.")
+    replicas: Count | None = Field(None, description="Number of replicas; null: any.")
+    share: Share | None = Field(None, description="Share of the SMs under mps; null: any mode and share.")
 
     @checked
     def _says_something(self) -> Iterator[str]:

@@ -38,32 +38,31 @@ class GrafanaCost(StrEnum):
 
 
 class PrometheusLabels(StrictModel):
-    """What a Prometheus that is not ours calls things."""
+    """Labels of a Prometheus that is not ours."""
 
     pod: str = Field("pod", description="Label with the pod's name.")
     node: str = Field("node", description="Label with the node's name.")
-    gpu_node: str = Field("node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's.")
+    gpu_node: str = Field("node", description="The same of GPU metrics, e.g. Hostname with the GPU operator.")
 
 
 class PrometheusAccess(StrictModel):
-    """Who asks it, and whose certificate it shows; no secret stands here, for this file is kept with the results."""
+    """Credentials of Prometheus; files and variables with secrets, because this file is kept with the results."""
 
     token_file: Text | None = Field(
         None,
-        description="File with a bearer token, read anew for every query; null means none. "
-        "A file that begins with `Basic ` is sent as it is.",
+        description="File with a bearer token, or with `Basic ...`; read for every query.",
     )
-    token_env: VariableName | None = Field(None, description="Variable with the token, in place of a file; null: none.")
-    ca_file: Text | None = Field(None, description="Authorities that may sign its certificate; null: the system's.")
+    token_env: VariableName | None = Field(None, description="Variable with the token, instead of a file.")
+    ca_file: Text | None = Field(None, description="CA of its certificate; null: the system's.")
     secret: Namespaced | None = Field(
         None,
-        description="Secret of the cluster, as namespace/name, with username, password and ca.crt, in place of token and ca_file; "
-        "null means that of a node of ours (monitoring/prometheus-access) where prometheus_url is null, and else none.",
+        description="Secret (namespace/name) with username, password and ca.crt; null: monitoring/prometheus-access on a node "
+        "of ours without `prometheus_url`.",
     )
     tenant: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9!_.*'()|-]{1,150}$",
-        description="Tenant of Mimir, Cortex or Thanos, sent as X-Scope-OrgID; null means none.",
+        description="Tenant of Mimir, Cortex or Thanos (X-Scope-OrgID).",
     )
 
     @checked
@@ -75,63 +74,60 @@ class PrometheusAccess(StrictModel):
 
 
 class KubernetesSpec(PodSettings):
-    """The cluster, and how replicas stand in it."""
+    """The cluster and the replicas' pods."""
 
     kubeconfig: str | None = Field(
         None,
-        description="File with the credentials; null means KUBECONFIG, then ~/.kube/config, then those of the pod the harness runs in.",
+        description="Kubeconfig file; null means KUBECONFIG, ~/.kube/config, then the pod's own account.",
     )
-    context: str | None = Field(None, description="Context of the kubeconfig; null means its current one.")
-    namespace: ObjectName = Field("inference", description="Where replicas are made; it must exist.")
-    image: ImageReference = Field(IMAGE, description="Image of the replicas, fully qualified.")
+    context: str | None = Field(None, description="Context of the kubeconfig; null means the current one.")
+    namespace: ObjectName = Field("inference", description="Namespace of the replicas; it must exist.")
+    image: ImageReference = Field(IMAGE, description="Image of the replicas, with its registry.")
     image_pull_policy: Literal["IfNotPresent", "Always", "Never"] = Field(
         "IfNotPresent", description="When it is pulled."
     )
     kind: WorkloadKind = Field(WorkloadKind.DEPLOYMENT, description="deployment, or job: pods that end by themselves.")
     gpu_resource: ResourceName | None = Field(
         "nvidia.com/gpu",
-        description="Of a slice; null where a scheduler gives each replica its part of a GPU by `annotations`, e.g. "
-        "{gpu-fraction: '0.5'}. On the CPU is gpus_per_replica: 0.",
+        description="Resource of a slice; null where `annotations` give the part of a GPU, e.g. {gpu-fraction: '0.5'}.",
     )
     extra_resources: dict[ResourceName, Annotated[int, Field(ge=0)]] = Field(
         {},
-        description="Limits of what else divides a GPU, of the container that has it, e.g. {nvidia.com/gpumem: 10000, nvidia.com/gpucores: 30} of HAMi.",
+        description="More limits of the GPU's container, e.g. of HAMi {nvidia.com/gpumem: 10000, nvidia.com/gpucores: 30}.",
     )
-    gpus_per_replica: int = Field(1, ge=0, le=64, description="Slices that one replica asks for; 0: it is on the CPU.")
+    gpus_per_replica: int = Field(1, ge=0, le=64, description="Slices that each replica requests; 0: CPU only.")
     sharing_by: SharingBy = Field(
         SharingBy.DEVICE_PLUGIN,
-        description="device-plugin (slices of `gpu_resource`), or dra: claims for NVIDIA's DRA driver, each of which says how "
-        "its GPU is shared.",
+        description="device-plugin: slices of `gpu_resource`; dra: claims of NVIDIA's DRA driver.",
     )
     expected_gpus: Count | None = Field(None, description="GPUs of all the replicas' nodes together; null: any number.")
     load_generators: int = Field(
         1,
         ge=1,
         le=256,
-        description="Pods that send the requests of scenario http, each to replicas of its own; without a GPU, away from the replicas if there is room.",
+        description="Pods that send the requests of scenario http, each to its own replicas; they use no GPU.",
     )
     device_plugin_configs: Namespaced | None = Field(
         None,
-        description="ConfigMap, as namespace/name, of the configurations among which the device plugin's config manager "
-        "chooses by the label nvidia.com/device-plugin.config: the campaign switches the nodes to the mode of each "
-        "experiment, and puts back what it found. null means the one mode that there is.",
+        description="ConfigMap (namespace/name) with the device plugin's configurations: the campaign switches the nodes by "
+        "the label nvidia.com/device-plugin.config and restores it. null: no switching.",
     )
     mig_config: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
-        description="What NVIDIA's MIG manager divides the GPUs into under mig, a value of the label nvidia.com/mig.config, "
-        "e.g. all-1g.18gb; under the other modes they are whole. null means that instances are as they are.",
+        description="Value of nvidia.com/mig.config under mig, e.g. all-1g.18gb; null leaves the instances as they are.",
     )
-    switch_timeout_s: UpToADay = Field(300.0, description="Seconds until nodes must show a mode they were switched to.")
+    switch_timeout_s: UpToADay = Field(300.0, description="Time limit of a switch of the nodes.")
     runtime_class: ObjectName | None = Field(
         "nvidia",
-        description="RuntimeClass of replicas that ask for a GPU; null where the default runtime (or CDI) hands it out.",
+        description="RuntimeClass of replicas with a GPU; null: the default runtime or CDI provides it.",
     )
     service_account: ObjectName = Field("replica", description="Account of the pods; it has no rights and no token.")
     prometheus_url: str | None = Field(
         None,
         pattern=r"^https?://",
-        description="The Prometheus that watches the cluster, as the harness reaches it, with its path if it has one; null means at prometheus_service: directly on a node of ours, else through the API server.",
+        description="URL of Prometheus, with its path; null: `prometheus_service`, directly on a node of ours, else through "
+        "the API server.",
     )
     prometheus_service: str = Field(
         "monitoring/prometheus:9090",
@@ -140,19 +136,21 @@ class KubernetesSpec(PodSettings):
     )
     prometheus_access: PrometheusAccess = Field(
         default_factory=PrometheusAccess,
-        description="How it is asked: {token_file: null, token_env: null, ca_file: null, secret: null, tenant: null}.",
+        description="Its credentials: {token_file: null, token_env: null, ca_file: null, secret: null, tenant: null}.",
     )
     prometheus_labels: PrometheusLabels = Field(
-        default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."
+        default_factory=PrometheusLabels, description="Its labels of pods and nodes."
     )
     scrape_interval_s: float = Field(5.0, gt=0, le=300, description="Seconds between two scrapes; preflight checks it.")
     grafana: GrafanaCost = Field(
-        GrafanaCost.SCALE_DOWN, description="scale-down during a campaign, or leave it running."
+        GrafanaCost.SCALE_DOWN, description="scale-down Grafana during a campaign, or leave it running."
     )
-    grafana_deployment: Namespaced = Field("monitoring/grafana", description="As namespace/name.")
-    api_timeout_s: float = Field(10.0, ge=0.1, le=600, description="Seconds one request to the API server may take.")
-    outage_s: UpToADay = Field(300.0, description="Seconds an API server may be away before an experiment is given up.")
-    pending_s: UpToADay = Field(10.0, description="Seconds a replica may be unschedulable; more where nodes are added.")
+    grafana_deployment: Namespaced = Field("monitoring/grafana", description="Grafana's Deployment, as namespace/name.")
+    api_timeout_s: float = Field(10.0, ge=0.1, le=600, description="Time limit of one request to the API server.")
+    outage_s: UpToADay = Field(300.0, description="How long the API server may be away before a run is given up.")
+    pending_s: UpToADay = Field(
+        10.0, description="How long a replica may be unschedulable; raise it where nodes are added."
+    )
 
     @property
     def by_claims(self) -> bool:
@@ -185,7 +183,7 @@ class KubernetesSpec(PodSettings):
             )
         if self.gpu_resource is None and (self.device_plugin_configs is not None or self.gpus_per_replica > 1):
             yield (
-                "`gpu_resource: null` has no slices that a device plugin lends: remove `device_plugin_configs`, and leave `gpus_per_replica` at 1."
+                "`gpu_resource: null` has no slices that a device plugin advertises: remove `device_plugin_configs`, and leave `gpus_per_replica` at 1."
             )
         if self.device_plugin_configs is not None and not self.gpus_per_replica:
             yield "`device_plugin_configs` has no effect on replicas without a GPU (gpus_per_replica: 0)."

@@ -119,7 +119,7 @@ _WORDS = (
     (r"^Value error, ", ""),
     (r"^\w+ should ", "must "),
     (r"^Field required$", "is missing"),
-    (r"^Invalid JSON: .*", "is no JSON"),
+    (r"^Invalid JSON: .*", "is not JSON"),
     (r", unable to parse string as .*|, got a number with a fractional part| after validation, not \d+$", ""),
     (r"be greater than or equal to", "be at least"),
     (r"be less than or equal to", "be at most"),

@@ -23,7 +23,7 @@ _REFERENCE = re.compile(
 
 def _checked(value: str) -> str:
     if not _REFERENCE.fullmatch(value):
-        raise ValueError(f"{value!r} is no image reference, e.g. registry.example/team/workload:1.0")
+        raise ValueError(f"{value!r} is not an image reference, e.g. registry.example/team/workload:1.0")
     return value
 
 
@@ -103,11 +103,11 @@ OWN_PREFIXES = (
 
 
 class Toleration(StrictModel):
-    """A taint that replicas may be placed in spite of."""
+    """A taint that replicas tolerate."""
 
     key: LabelKey | None = Field(None, description="Key of the taint; null means every taint.")
-    operator: Literal["Exists", "Equal"] = Field("Exists", description="Exists or Equal.")
-    value: LabelValue | None = Field(None, description="Value of the taint; for operator Equal.")
+    operator: Literal["Exists", "Equal"] = Field("Exists", description="How the value is compared.")
+    value: LabelValue | None = Field(None, description="Value of the taint, with Equal.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="Effect of the taint; null means all."
     )
@@ -121,11 +121,11 @@ class Toleration(StrictModel):
 
 
 class NodeRequirement(StrictModel):
-    """What a label of a node has to be."""
+    """A required label of a node."""
 
     key: LabelKey = Field(description="Key of the label.")
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="In, NotIn, Exists or DoesNotExist.")
-    values: list[LabelValue] = Field([], description="For In and NotIn.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How the label is compared.")
+    values: list[LabelValue] = Field([], description="With In and NotIn.")
 
     @checked
     def _can_be(self) -> Iterator[str]:
@@ -142,45 +142,45 @@ class NodeRequirement(StrictModel):
 class PodSettings(StrictModel):
     """Settings of the replicas' pods."""
 
-    labels: dict[LabelKey, LabelValue] = Field({}, description="More labels of pods and their owner, e.g. {team: ml}.")
-    annotations: dict[LabelKey, str] = Field({}, description="Annotations, e.g. {sidecar.istio.io/inject: 'false'}.")
-    image_pull_secrets: list[Subdomain] = Field([], description="Secrets with the credentials of the image's registry.")
-    priority_class: Subdomain | None = Field(None, description="PriorityClass; null means the cluster's default.")
+    labels: dict[LabelKey, LabelValue] = Field({}, description="More labels of the pods, e.g. {team: ml}.")
+    annotations: dict[LabelKey, str] = Field(
+        {}, description="Annotations of the pods, e.g. {sidecar.istio.io/inject: 'false'}."
+    )
+    image_pull_secrets: list[Subdomain] = Field([], description="Secrets with the registry's credentials.")
+    priority_class: Subdomain | None = Field(None, description="PriorityClass of the pods.")
     scheduler_name: Subdomain | None = Field(
         None,
-        description="Scheduler of the pods, e.g. kai-scheduler or volcano, whose queue is one of `labels` or `annotations`; null means the cluster's default.",
+        description="Scheduler of the pods, e.g. kai-scheduler or volcano; its queue is in `labels` or `annotations`.",
     )
-    queue_name: ObjectName | None = Field(
-        None, description="LocalQueue of Kueue that admits each experiment, with kind job; null means none."
-    )
+    queue_name: ObjectName | None = Field(None, description="LocalQueue of Kueue, with `kind: job`.")
     run_as_user: int | None = Field(
         65534,
         ge=1,
         le=2**31 - 1,
-        description="User and group of the replicas; null where the cluster gives each namespace its own (OpenShift).",
+        description="User and group of the replicas; null on OpenShift, which sets its own.",
     )
     node_selector: dict[LabelKey, LabelValue] = Field({}, description="Labels that a node must have, e.g. {pool: gpu}.")
     placement: Literal["spread", "packed"] = Field(
         "spread",
-        description="spread (equal shares over the nodes that have room) or packed (one node as full as it gets, then the next).",
+        description="spread evenly over the nodes, or packed: fill one node, then the next.",
     )
     node_affinity: list[NodeRequirement] = Field(
         [],
-        description="Requirements that a node must meet, all of them, e.g. [{key: pool, operator: In, values: [a, b]}].",
+        description="Requirements that a node must all meet, e.g. [{key: pool, operator: In, values: [a, b]}].",
     )
-    tolerations: list[Toleration] = Field([], description="Taints that they tolerate, e.g. [{key: nvidia.com/gpu}].")
+    tolerations: list[Toleration] = Field([], description="Taints to tolerate, e.g. [{key: nvidia.com/gpu}].")
 
     reserve: Resources = Field(
         {},
-        description="What a node must have free for each replica, and for each neighbour, e.g. {cpu: '2', memory: 8Gi}; it is not a limit. "
-        "Of processors it is also the share that a busy node gives it: with none it comes last. A server's `image` has its own.",
+        description="Resource requests of each replica and neighbour, e.g. {cpu: '2', memory: 8Gi}; without cpu, a busy node "
+        "serves it last.",
     )
-    limit: Resources = Field({}, description="The most that each replica, and each neighbour, may use; {}: no limit.")
+    limit: Resources = Field({}, description="Resource limits of each replica and neighbour.")
     client_reserve: Resources = Field(
         {},
-        description="`reserve` of what sends requests and computes nothing: the pods of scenario http, and the clients of servers.",
+        description="Resource requests of load generators and of the servers' clients.",
     )
-    client_limit: Resources = Field({}, description="`limit` of the same.")
+    client_limit: Resources = Field({}, description="Resource limits of the same.")
 
     @checked
     def _limits_above_what_is_reserved(self) -> Iterator[str]:

@@ -63,7 +63,7 @@ class ReplicaSpec(StrictModel):
     restore: dict[str, str | None] = Field(
         {}, description="Variables of the replica alone, with the server's; None: nothing."
     )
-    replicas: Count | None = Field(None, description="Of the experiment, this one among them; None: it is no matter.")
+    replicas: Count | None = Field(None, description="Of the experiment, this one among them; None: irrelevant.")
     logger: list[str] = Field([], description="Command that passes the server's output on, up to a limit; []: none.")
 
     @classmethod

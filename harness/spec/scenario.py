@@ -45,31 +45,31 @@ _HAS_EFFECT = {
 
 
 class ScenarioSpec(StrictModel):
-    """One scenario; MLPerf-like, and never an MLPerf result."""
+    """A scenario like MLPerf's; results are not MLPerf results."""
 
-    kind: ScenarioKind = Field(description="offline, server, single-stream, multi-stream (all LoadGen) or http.")
-    rate: Load | None = Field(None, description="Requests per second that each replica is sent; server and http.")
-    arrivals: Literal["poisson", "constant"] | None = Field(None, description="http: poisson (also null) or constant.")
+    kind: ScenarioKind = Field(description="http, or a scenario of LoadGen.")
+    rate: Load | None = Field(None, description="server, http: requests per second and replica.")
+    arrivals: Literal["poisson", "constant"] | None = Field(None, description="http: poisson (default) or constant.")
     latency_limit_ms: float | None = Field(
         None,
         gt=0,
         le=3_600_000,
-        description="99% of the requests must be answered within it, from their intended time; null means no limit.",
+        description="99% of the requests must be answered in time.",
     )
-    samples_per_query: UpTo4096 | None = Field(None, description="multi-stream: samples in one query; null means 8.")
+    samples_per_query: UpTo4096 | None = Field(None, description="multi-stream: samples per query; null means 8.")
     duration_s: WithinADay | None = Field(
-        None, description="Of LoadGen's test; null: 85% of the recording, offline 75."
+        None, description="Length of LoadGen's test; null: 85% of the recording (offline 75%)."
     )
     max_wait_ms: float | None = Field(
         None,
         ge=0,
         le=60_000,
-        description="How long a request may wait for others to fill its batch (of `batch_size`); null means not at all.",
+        description="How long a request waits for a full batch; null: 0.",
     )
     max_queue: int | None = Field(
-        None, ge=1, le=1_000_000, description="http: inputs that may wait, more get 429; null: 256."
+        None, ge=1, le=1_000_000, description="http: inputs that may wait, others get 429; null: 256."
     )
-    max_clients: int | None = Field(None, ge=1, le=900, description="http: connections of its client; null means 512.")
+    max_clients: int | None = Field(None, ge=1, le=900, description="http: connections of the client; null: 512.")
 
     @property
     def open_loop(self) -> bool:

@@ -120,14 +120,14 @@ _NEEDED = {
 
 
 class ReadySpec(StrictModel):
-    """What shows that the server is up; after it a real request must be answered, too."""
+    """When the server is up; then a real request must be answered too."""
 
-    path: UrlPath | None = Field(None, description="GET of this path answers 200, e.g. /health.")
+    path: UrlPath | None = Field(None, description="GET answers 200, e.g. /health.")
     log: Annotated[
         Text | None,
         Lacking(KUBERNETES, "a container sees the port of the one beside it, not its output", "Use `path` or `tcp`."),
-    ] = Field(None, description="A line of its output has a match of this regular expression.")
-    tcp: bool = Field(False, description="Its port takes connections.")
+    ] = Field(None, description="Its output matches this regular expression.")
+    tcp: bool = Field(False, description="Its port accepts connections.")
 
     @checked
     def _one_of_them(self) -> Iterator[str]:
@@ -137,11 +137,11 @@ class ReadySpec(StrictModel):
             try:
                 re.compile(self.log)
             except re.error as error:
-                yield f"`log` {self.log!r} is no regular expression: {error}."
+                yield f"`log` {self.log!r} is not a regular expression: {error}."
 
 
 class ServerSpec(StrictModel):
-    """A server that the harness starts once per replica, or one for each replica that runs already."""
+    """A server that the harness starts once per replica, or one per replica that already runs."""
 
     command: Annotated[
         list[Text],
@@ -154,35 +154,31 @@ class ServerSpec(StrictModel):
         ),
     ] = Field(
         [],
-        description="Program and arguments; {port}, {replica} (from 0) and {replicas} (how many) are filled in. It must stay in the "
-        "foreground. With `image` it "
-        "replaces the image's entrypoint, and [] keeps that. [] with `url`.",
+        description="Program and arguments, in the foreground; {port}, {replica} (from 0) and {replicas} are filled in. With "
+        "`image`: its entrypoint.",
     )
     image: Annotated[
         ImageReference | None,
         Lacking(LOCAL, "the harness starts no container on this machine", "Give the server's `command` alone."),
     ] = Field(
         None,
-        description="On Kubernetes: image of the server, fully qualified. Each replica's pod has a container of it, which holds the "
-        "GPU, and beside it the client that asks it.",
+        description="On Kubernetes: the server's image, with its registry; it has the GPU, and the client runs beside it.",
     )
-    args: list[str] = Field([], description="With `image`: arguments of its container; {port} is filled in.")
+    args: list[str] = Field([], description="With `image`: arguments; {port} is filled in.")
     secret_env: Annotated[
         dict[str, _InSecret],
         Lacking(LOCAL, "Secrets are a cluster's", "Export the variable that `server.api_key_env` names."),
     ] = Field(
         {},
-        description="With `image`: variables of its container out of Secrets of the namespace, as secret/key, e.g. {HF_TOKEN: "
-        "hub/token}; `api_key_env` names one of them. With `url`: that one alone, for the client in a pod.",
+        description="With `image`: variables from Secrets, as secret/key, e.g. {HF_TOKEN: hub/token}. With `url`: only the "
+        "key that `api_key_env` names.",
     )
     claims: dict[Annotated[str, Field(pattern=r"^/\S+$")], Subdomain] = Field(
         {},
-        description="With `image`: PersistentVolumeClaims of the namespace that its container reads, by path, e.g. {/models: models}.",
+        description="With `image`: PersistentVolumeClaims to mount, e.g. {/models: models}.",
     )
-    reserve: Resources = Field(
-        {}, description="With `image`: what must be free, e.g. {cpu: '4', memory: 16Gi}; no limit."
-    )
-    limit: Resources = Field({}, description="With `image`: the most that its container may use; {}: no limit.")
+    reserve: Resources = Field({}, description="With `image`: resource requests, e.g. {cpu: '4', memory: 16Gi}.")
+    limit: Resources = Field({}, description="With `image`: resource limits.")
     url: Annotated[
         list[str],
         OneOrSeveral,
@@ -195,51 +191,48 @@ class ServerSpec(StrictModel):
         ),
     ] = Field(
         [],
-        description="Instead of `command`: addresses of servers that run already, one for each replica, e.g. http://localhost:8000; "
-        "they are asked, and neither started nor ended. [] with `command`.",
+        description="Instead of `command`: a running server for each replica, e.g. http://localhost:8000.",
     )
     env: dict[str, str] = Field(
-        {}, description="Variables of its environment; {port}, {replica} and {replicas} are filled in."
+        {}, description="Environment variables; {port}, {replica} and {replicas} are filled in."
     )
     port: Port | None = Field(
         None,
-        description="Port of replica 0, the others follow; null means any free one. With `image`: its port in every pod; null means 8080.",
+        description="Port of replica 0, the others follow; null: any free port. With `image`: of every pod; null: 8080.",
     )
     ready: ReadySpec = Field(
         ReadySpec(tcp=True),
-        description="What shows that it is up: {path: /health}, {log: regex} or {tcp: true}; with oip it is {path: "
-        "/v2/health/ready} unless given.",
+        description="When it is up: {path: /health}, {log: regex} or {tcp: true}; with oip {path: /v2/health/ready}.",
     )
-    stop_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds to end after SIGTERM; then it is killed.")
+    stop_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds between SIGTERM and SIGKILL.")
     protocol: Protocol = Field(
         Protocol.HTTP,
-        description="http, openai-completions, openai-chat, openai-responses, anthropic, "
-        "ollama-generate, ollama-chat, triton-generate, oip, oip-grpc, own.",
+        description="Format of requests and answers, see docs/servers.md#protocols.",
     )
-    client: FactoryPath | None = Field(None, description="own: module:factory of its client; see docs/servers.md.")
-    path: UrlPath | None = Field(None, description="Path of the requests; null means / or the protocol's own.")
-    model: str | None = Field(None, description="Name of the model; null with openai and own: none is sent.")
+    client: FactoryPath | None = Field(
+        None, description="own: module:factory of your client, see docs/servers.md#a-protocol-of-your-own."
+    )
+    path: UrlPath | None = Field(None, description="Path of the requests; null: / or the protocol's.")
+    model: str | None = Field(None, description="Name of the model in requests.")
     tensors: list[TensorSpec] | None = Field(
         None,
         min_length=1,
-        description="oip, oip-grpc: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
+        description="oip, oip-grpc: inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
     )
-    stream: bool = Field(
-        True, description="Language models: the answer comes token by token. own: the client says each."
-    )
+    stream: bool = Field(True, description="Language models, own: answers arrive token by token.")
     extra_body: dict[str, Any] = Field(
         {},
-        description="Language models: laid over the body, e.g. {ignore_eos: true}. null takes a field out, objects are merged, {prompt} and "
+        description="Language models: merged into the body, e.g. {ignore_eos: true}; null removes a field, {prompt} and "
         "{output_tokens} are filled in: {max_tokens: null, limit: '{output_tokens}'}.",
     )
-    method: Literal["GET", "POST"] = Field("POST", description="http: GET or POST.")
+    method: Literal["GET", "POST"] = Field("POST", description="http: method.")
     body: str | dict[str, Any] | None = Field(
         None,
-        description="http: text or JSON object that is sent; {prompt}, {output_tokens}, {image} and {audio} (base64), "
-        "{image_file} and {audio_file} (bytes) are filled in. null: nothing.",
+        description="http: text or JSON object; {prompt}, {output_tokens}, {image}, {audio} (base64), {image_file} and "
+        "{audio_file} (bytes) are filled in.",
     )
-    success: SuccessSpec = Field(SuccessSpec(), description="http: what an answer is, e.g. {status: 200, contains: x}.")
-    headers: dict[str, str] = Field({}, description="More headers of every request.")
+    success: SuccessSpec = Field(SuccessSpec(), description="http: a good answer, e.g. {status: 200, contains: x}.")
+    headers: dict[str, str] = Field({}, description="More headers.")
     api_key_env: Annotated[
         VariableName | None,
         Lacking(
@@ -249,41 +242,37 @@ class ServerSpec(StrictModel):
             when="key_of_this_machine",
             label="without `secret_env`",
         ),
-    ] = Field(None, description="Variable of the environment that holds the key; the key itself is kept nowhere.")
+    ] = Field(None, description="Environment variable with the key; the key is never stored.")
     api_key_header: str = Field(
         "Authorization",
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
-        description="Header with the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key, which is "
-        "that of anthropic unless given.",
+        description="Header of the key: `Bearer KEY` in Authorization, the key alone in others, e.g. X-Api-Key (default of "
+        "anthropic).",
     )
-    requests: RequestsSpec = Field(RequestsSpec(), description="What is asked: synthetic texts or a file.")
+    requests: RequestsSpec = Field(RequestsSpec(), description="Requests: synthetic, or from a file.")
     metrics: OwnMetricsSpec | None = Field(
         None,
-        description="What it publishes of itself is recorded beside the client's times: {path: /metrics, port: null, step_s: 5}.",
+        description="Also record the server's own metrics: {path: /metrics, port: null, step_s: 5}.",
     )
-    concurrency: UpTo4096 | None = Field(None, description="Closed loop: requests in flight per server; null means 1.")
-    rate: Rate | None = Field(None, description="Open loop: requests per second and server, however long answers take.")
-    arrivals: Literal["constant", "poisson", "gamma"] | None = Field(
-        None, description="With `rate`: poisson (also null), constant or gamma."
-    )
+    concurrency: UpTo4096 | None = Field(None, description="Closed loop: resident requests per server; null: 1.")
+    rate: Rate | None = Field(None, description="Open loop: requests per second and server.")
+    arrivals: Literal["constant", "poisson", "gamma"] | None = Field(None, description="With `rate`; null: poisson.")
     burstiness: float | None = Field(
         None,
         ge=0.01,
         le=1000,
-        description="gamma: shape of the distribution of the intervals; 1: Poisson, below: in bursts, above: evener.",
+        description="gamma: shape; 1 is Poisson, below it bursts.",
     )
-    ramp_to: Rate | None = Field(
-        None, description="With `rate`: changes evenly to this one as it records; null: stays."
-    )
+    ramp_to: Rate | None = Field(None, description="With `rate`: final rate of a linear ramp.")
     trace: TraceSpec | None = Field(
         None,
-        description="Open loop: each server is asked at the times of a trace, with its lengths, e.g. {file: trace.jsonl, unit: ms, "
-        "factor: 2, block_tokens: 512}.",
+        description="Open loop: arrivals and lengths of a trace, e.g. {file: trace.jsonl, unit: ms, factor: 2, block_tokens: "
+        "512}.",
     )
     max_in_flight: UpTo4096 = Field(
-        1024, description="With `rate` or `trace`: requests on their way at once; more wait, and their latency counts."
+        1024, description="With `rate` or `trace`: most resident requests; others wait, which counts as latency."
     )
-    request_timeout_s: WithinADay = Field(60.0, description="Seconds until a request without a whole answer fails.")
+    request_timeout_s: WithinADay = Field(60.0, description="Time limit of a whole answer.")
 
     @property
     def of_this_machine(self) -> bool:
@@ -355,7 +344,7 @@ class ServerSpec(StrictModel):
             yield "`url` holds a name or a password, and the file is kept with the results: use `api_key_env`."
         wrong = next((number for number, url in enumerate(self.url, 1) if not _URL.fullmatch(url)), None)
         if wrong is not None:
-            yield f"address {wrong} of `url` is no http(s)://host:port; what follows goes into `path`."
+            yield f"address {wrong} of `url` is not http(s)://host:port; what follows goes into `path`."
         if len({url.rstrip("/") for url in self.url}) < len(self.url):
             yield "`url` names an address twice: each replica asks a server of its own."
         if self.url and (name := self.differs(*_OF_A_COMMAND)):
@@ -406,7 +395,7 @@ class ServerSpec(StrictModel):
     def _told_its_port(self) -> Iterator[str]:
         has_port = any(PORT_PLACEHOLDER in text for text in self._texts)
         if not (has_port or self.url or (self.image and self.port)):
-            yield f"nothing tells the server its port: say {PORT_PLACEHOLDER} in `command`, `args` or `env`; an `image` may have a `port`."
+            yield f"the server does not know its port: write {PORT_PLACEHOLDER} in `command`, `args` or `env`; an `image` may have a `port`."
 
     @checked
     def _one_kind_of_load(self) -> Iterator[str]:
@@ -418,7 +407,7 @@ class ServerSpec(StrictModel):
             yield "arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one."
         texts = self.requests.differs("file", "input_tokens", "output_tokens", "shared_prefix")
         if self.trace is not None and (texts or self.protocol in OPEN_INFERENCE):
-            yield "`trace` says how long texts are: leave lengths and `file` out of `requests`, and take no oip protocol."
+            yield "`trace` says how long texts are: leave lengths and `file` out of `requests`, and use no oip protocol."
         if self.requests.sessions is not None and self.protocol not in LANGUAGE:
             yield "`requests.sessions` are conversations: use a protocol of a language model, e.g. openai-chat."
         if self.requests.sessions is not None and (self.requests.image or self.requests.audio):

@@ -16,10 +16,10 @@ MOST_ELEMENTS = 10_000_000
 class LengthSpec(StrictModel):
     """Lengths of synthetic texts: normally distributed, rounded, within bounds."""
 
-    mean: float = Field(ge=1, le=1_000_000, description="Tokens on average, before the bounds.")
-    stddev: float = Field(0.0, ge=0, le=1_000_000, description="Standard deviation, tokens; 0: all alike.")
-    min: int = Field(1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
-    max: int = Field(1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
+    mean: float = Field(ge=1, le=1_000_000, description="Mean, before the bounds.")
+    stddev: float = Field(0.0, ge=0, le=1_000_000, description="Standard deviation.")
+    min: int = Field(1, ge=1, le=1_000_000, description="Lower bound.")
+    max: int = Field(1_000_000, ge=1, le=1_000_000, description="Upper bound.")
 
     @checked
     def _bounds_in_order(self) -> Iterator[str]:
@@ -37,89 +37,82 @@ class ImageSpec(StrictModel):
 class AudioSpec(StrictModel):
     """A synthetic sound."""
 
-    seconds: float = Field(ge=0.01, le=120, description="How long it is, at 16 kHz.")
+    seconds: float = Field(ge=0.01, le=120, description="Length, at 16 kHz.")
 
 
 class SharedPrefixSpec(StrictModel):
-    """A beginning that synthetic texts have in common, as a system prompt is."""
+    """A common beginning of synthetic texts, such as a system prompt."""
 
-    tokens: int = Field(ge=1, le=1_000_000, description="Of each prefix; those of `input_tokens` come after it.")
-    groups: int = Field(
-        1, ge=1, le=100_000, description="How many prefixes there are; each text begins with one of them."
-    )
+    tokens: int = Field(ge=1, le=1_000_000, description="Length of each prefix; `input_tokens` follow.")
+    groups: int = Field(1, ge=1, le=100_000, description="Number of prefixes.")
 
 
 class SessionsSpec(StrictModel):
-    """Requests that follow each other, each with what was said before."""
+    """Requests that follow each other, each with the conversation so far."""
 
-    turns: UpTo4096 = Field(description="Of each session; of a conversation in a file at most so many.")
-    delay_s: UpToADay = Field(0.0, description="From the end of an answer to the next turn, where the file says none.")
+    turns: UpTo4096 = Field(description="Turns of each session; of a conversation in a file at most.")
+    delay_s: UpToADay = Field(0.0, description="From an answer to the next turn, unless the file says.")
 
 
 class CancelSpec(StrictModel):
-    """Requests whose client hangs up."""
+    """Requests that the client cancels."""
 
-    percent: float = Field(gt=0, le=100, description="Share of the requests, drawn by the seed.")
-    after_s: WithinADay = Field(
-        description="After a request began, connecting included; an answer that ends earlier counts as any other."
-    )
+    percent: float = Field(gt=0, le=100, description="Share of the requests, drawn from the seed.")
+    after_s: WithinADay = Field(description="Since the request began; a shorter answer counts as usual.")
 
 
 class RequestsSpec(StrictModel):
-    """What is asked."""
+    """The requests."""
 
     file: str | None = Field(
         None,
-        description="Data file, taken in turn: JSON lines with `prompt`, `messages` or `body` (and `output_tokens`), ShareGPT, AIPerf, "
-        "OpenAI batch, guidellm, or a trace, whose lengths are taken; see docs/servers.md. null means synthetic texts.",
+        description="Data file, used in turn: JSON lines with `prompt`, `messages` or `body`, or another format, see "
+        "docs/servers.md#data-that-is-read.",
     )
     input_tokens: LengthSpec = Field(
-        LengthSpec(mean=128), description="Of synthetic inputs; without `tokenizer` in words."
+        LengthSpec(mean=128), description="Lengths of synthetic inputs; in words without `tokenizer`."
     )
-    output_tokens: LengthSpec = Field(LengthSpec(mean=64), description="max_tokens, where the file does not say it.")
+    output_tokens: LengthSpec = Field(LengthSpec(mean=64), description="max_tokens, unless the file says.")
     shared_prefix: SharedPrefixSpec | None = Field(
-        None, description="Synthetic texts that begin alike, e.g. {tokens: 512, groups: 8}; null: none do."
+        None, description="Common prefixes of synthetic texts, e.g. {tokens: 512, groups: 8}."
     )
     sessions: SessionsSpec | None = Field(
         None,
-        description="openai: conversations of several turns, synthetic or of the file, e.g. {turns: 4, delay_s: 2}; `rate` and "
-        "`concurrency` count sessions. null: one request each, but for files of sessions.",
+        description="Conversations, synthetic or of the file; `rate` and `concurrency` then count sessions; e.g. {turns: 4, delay_s: 2}.",
     )
     cancel: CancelSpec | None = Field(
-        None, description="The client hangs up on some, e.g. {percent: 5, after_s: 1}; neither successes nor failures."
+        None,
+        description="The client cancels some requests, which count neither as good nor as failed; e.g. {percent: 5, after_s: 1}.",
     )
     tokenizer: Text | None = Field(
         None,
-        description="Folder with tokenizer.json, or that file, on this machine: synthetic texts have exactly the drawn number of its "
-        "tokens. null means that one short word counts as one token.",
+        description="Folder with tokenizer.json, or that file: synthetic texts get exact lengths. null: one short word per "
+        "token.",
     )
     image: ImageSpec | None = Field(
         None,
-        description="openai-chat: a PNG of noise beside the text; http: its base64, where the body says {image}. E.g. {width: 640, "
-        "height: 480}; null: none.",
+        description="A PNG of noise with each request (http: where the body has {image}); e.g. {width: 640, height: 480}.",
     )
     audio: AudioSpec | None = Field(
         None,
-        description="openai-chat: a WAV of noise beside the text; http: its base64, where the body says {audio}. E.g. {seconds: 5}; "
-        "null: none.",
+        description="A WAV of noise with each request (http: where the body has {audio}); e.g. {seconds: 5}.",
     )
 
 
 class TraceSpec(StrictModel):
-    """Requests that came somewhere, to come again."""
+    """Recorded requests to replay."""
 
     file: Text = Field(
-        description="Requests with timestamps, and texts or lengths in tokens: Mooncake, Qwen-Bailian, Azure (CSV), BurstGPT (CSV), AIPerf; "
-        "see docs/servers.md."
+        description="Trace with timestamps, and texts or lengths, see docs/servers.md#data-that-is-read."
     )
     unit: Literal["s", "ms"] | None = Field(
         None,
-        description="Of its timestamps; null: as its form says, and the file is refused where that does not say it.",
+        description="Unit of its timestamps; null: that of its format, if known.",
     )
     block_tokens: int | None = Field(
-        None, ge=1, le=1_000_000, description="Tokens of a block of `hash_ids`; null: 512, in Qwen-Bailian's form 16."
+        None, ge=1, le=1_000_000, description="Tokens per block of `hash_ids`; null: 512, of Qwen-Bailian 16."
     )
-    factor: Load = Field(1.0, description="How many times as fast as it was.")
+    factor: Load = Field(1.0, description="Replay this many times as fast.")
 
 
 Datatype = Literal[
@@ -131,13 +124,13 @@ Datatype = Literal[
 class TensorSpec(StrictModel):
     """One input of a model behind the Open Inference Protocol."""
 
-    name: Text = Field(description="As the model calls it.")
+    name: Text = Field(description="Name of the input.")
     shape: list[Count] = Field(min_length=1, description="E.g. [1, 3, 224, 224], batch included.")
-    datatype: Datatype = Field(description="FP32, INT64, BYTES, ...; BYTES are texts.")
+    datatype: Datatype = Field(description="Type of the elements; BYTES are texts.")
     data: list[bool | int | float | str] | None = Field(
         None,
-        description="Its elements, row by row; null means random ones from the seed (0 to 1, whole numbers 0 to 99), and for "
-        "BYTES the text of the request. {prompt} is filled in.",
+        description="Elements, row by row; null: random from the seed (0 to 1, integers 0 to 99), BYTES: the request's text. "
+        "{prompt} is filled in.",
     )
 
     @checked
@@ -150,15 +143,15 @@ class TensorSpec(StrictModel):
 
 
 class SuccessSpec(StrictModel):
-    """Which answer counts as one."""
+    """Which answer is good."""
 
     status: int = Field(200, ge=100, le=599, description="HTTP status.")
-    contains: str = Field("", description="Text that the body must hold; empty: any body.")
+    contains: str = Field("", description="Text in the body; empty: any body.")
 
 
 class OwnMetricsSpec(StrictModel):
-    """Where the server publishes metrics of its own, in Prometheus's text format."""
+    """Where the server publishes its own metrics, in Prometheus's format."""
 
     path: UrlPath = Field("/metrics", description="Path of the page.")
-    port: Port | None = Field(None, description="Port of replica 0's, the others follow; null: that of the requests.")
-    step_s: float = Field(5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")
+    port: Port | None = Field(None, description="Port of replica 0, the others follow; null: that of the requests.")
+    step_s: float = Field(5.0, ge=0.5, le=3600, description="Seconds between two readings.")

@@ -101,19 +101,19 @@ class MpsLimits(_Limits):
 
     def _said(self, of_share: str = "", of_memory: str = "") -> str:
         """The limits that there are, each with what is said of it."""
-        share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
+        share = self.share if isinstance(self.share, str) else f"{self.share:g}%"
         memory = "" if self.pinned_memory_gb is None else f"{self.pinned_memory_gb:g} GB{of_memory}"
         return ", ".join(filter(None, ("" if share == ALL else f"{share}{of_share}", memory)))
 
     @property
     def label(self) -> str:
-        """In a few words, e.g. ``2/N, 10 GB`` or ``25 %``; empty without any limit."""
+        """In a few words, e.g. ``2/N, 10 GB`` or ``25%``; empty without any limit."""
         return self._said()
 
     @property
     def identity(self) -> str:
         """The label as a part of an experiment's id, e.g. ``2-over-n-10gb``; empty where the campaign has one for all."""
-        words = {" %": "pct", "/N": "-over-n", " GB": "gb", ", ": "-"}
+        words = {"%": "pct", "/N": "-over-n", " GB": "gb", ", ": "-"}
         return functools.reduce(lambda text, word: text.replace(*word), words.items(), self.label) if self.swept else ""
 
     def in_words(self) -> str:
@@ -139,25 +139,26 @@ class MpsLimits(_Limits):
 
 
 class MpsSpec(_Limits):
-    """What MPS allows each replica; every combination of several values is measured."""
+    """Limits of each replica under MPS; every combination of several values is measured."""
 
     share: Annotated[list[Share], OneOrSeveral, Apart] = Field(
         [ALL],
         min_length=1,
-        description="Share of the GPU's multiprocessors that each replica may use, one or several: all, a percentage, or a part "
-        "of the N replicas on a GPU, e.g. [all, 2/N, 1/N] or [100, 25, 12.5].",
+        description="Share of the SMs that each replica may use, one or several: all, a percentage, or a part of the N "
+        "replicas on a GPU, e.g. [all, 2/N, 1/N] or [100, 25, 12.5].",
     )
     pinned_memory_gb: Annotated[list[Positive | None], OneOrSeveral, Apart] = Field(
         [None],
         min_length=1,
-        description="GPU memory that each replica may allocate, GB, one or several; null means no limit.",
+        description="GPU memory that each replica may allocate, one or several; null means no limit.",
     )
     static_partitions: Annotated[
         bool,
         Lacking(KUBERNETES, "the device plugin starts its MPS daemon without them", "Use `mps: {share: 1/N}`."),
     ] = Field(
         False,
-        description="Multiprocessors that no other replica uses (NVIDIA's static SM partitioning). Refused until a driver that has it was tried.",
+        description="SMs that no other replica uses (NVIDIA's static SM partitioning). Refused: not tested with a driver that "
+        "has it.",
     )
 
     def limits(self) -> list[MpsLimits]:

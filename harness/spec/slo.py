@@ -12,19 +12,19 @@ _OF_TOKENS = frozenset({"ttft", "ttfo", "itl", "tpot"})
 
 
 def _limit(percent: int, what: str) -> float | None:
-    limit: Positive | None = Field(None, description=f"{percent}% of {what} within it, milliseconds.")
+    limit: Positive | None = Field(None, description=f"{percent}% of {what} within it.")
     return limit
 
 
 _LATENCY = "the requests are answered"
 _TTFT = "the requests have their first token"
-_TTFO = "the requests have the first token of their answer, after reasoning,"
+_TTFO = "the requests have their first token after reasoning"
 _ITL = "the gaps between two tokens are"
-_TPOT = "the answers have a mean time per token after the first"
+_TPOT = "the answers have their mean time per later token"
 
 
 class SloSpec(StrictModel):
-    """A service level objective: what users are promised, from the intended time of a request; each part is given or left out."""
+    """A service level objective (SLO); times count from the intended time of a request."""
 
     ttft_p50_ms: Positive | None = _limit(50, _TTFT)
     ttft_p90_ms: Positive | None = _limit(90, _TTFT)

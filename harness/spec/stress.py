@@ -31,39 +31,37 @@ class StressLoad(StrEnum):
 
 
 class StressSpec(StrictModel):
-    """How the load is raised, and what counts as broken besides death, errors and memory."""
+    """How the load is raised, and when it counts as broken besides death, errors and memory."""
 
     load: StressLoad = Field(
         StressLoad.REPLICAS,
-        description="What is raised: replicas, rate (requests per second and replica, of a scenario server or http) or batch "
-        "(inputs in a request: how far is it worth it, and what fits).",
+        description="What is raised: replicas, rate (requests/s per replica of a server or scenario) or batch.",
     )
-    first: Load = Field(1.0, description="Load of the first point.")
-    most: Load = Field(64.0, description="Load of the last point, if nothing broke before.")
-    factor: float | None = Field(None, gt=1, le=100, description="From point to point; null means 2, without `step`.")
-    step: Load | None = Field(None, description="Added from one point to the next, instead.")
+    first: Load = Field(1.0, description="First load.")
+    most: Load = Field(64.0, description="Last load if nothing breaks.")
+    factor: float | None = Field(None, gt=1, le=100, description="Factor from point to point; null: 2, or `step`.")
+    step: Load | None = Field(None, description="Increment from point to point.")
     latency_limit_ms: dict[Literal["p50", "p95", "p99"], Positive] = Field(
-        {}, description="Percentiles that must stay below, milliseconds, e.g. {p99: 50}; {} is none."
+        {}, description="Limits of percentiles, e.g. {p99: 50}."
     )
     least_gain_percent: float = Field(
         5.0,
         ge=0,
         le=100,
-        description="Growth of the throughput per doubling of the load: below it, more load brings nothing; 0: whatever it brings.",
+        description="Stop when a doubled load raises throughput by less; 0: never.",
     )
-    memory_limit_percent: float = Field(85.0, gt=0, le=100, description="Of the GPU's memory, as the batch rises.")
+    memory_limit_percent: float = Field(85.0, gt=0, le=100, description="Limit of GPU memory for `load: batch`.")
 
     precision: float | None = Field(
         None,
         ge=0.01,
         le=1,
-        description="Halve the way between the last good point and the next one until they lie so close, e.g. 0.1: 10%; null: "
-        "the points are all.",
+        description="Bisect between the last good and first bad point to this precision, e.g. 0.1: 10%.",
     )
     price_per_gpu_hour: NotNegative | None = Field(
-        None, description="With `slo`: of one GPU, in your currency, for the price of a million tokens."
+        None, description="With `slo`: price of a GPU hour, for the price of a million tokens."
     )
-    price_per_kwh: NotNegative | None = Field(None, description="With `slo`: likewise, of the energy of the GPUs.")
+    price_per_kwh: NotNegative | None = Field(None, description="With `slo`: price of the GPUs' energy.")
 
     @checked
     def _loads_can_be(self) -> Iterator[str]:

@@ -71,8 +71,7 @@ class SweepSpec(StrictModel):
     )
     per: Per = Field(
         Per.REPLICA,
-        description="Whose load that is: each replica's, or each GPU's (gpu), divided evenly among the replicas on it, so that sharing "
-        "modes and replica counts are compared at the same load.",
+        description="Load of each replica, or of each gpu, divided evenly among its replicas.",
     )
     one_start: Annotated[
         bool,
@@ -81,8 +80,7 @@ class SweepSpec(StrictModel):
         ),
     ] = Field(
         False,
-        description="Start the replicas once for all loads of a repeat, which they serve one after another, in random order (from "
-        "`seed`); false: once for each.",
+        description="Start the replicas once per repeat; they serve all loads in random order.",
     )
 
     @checked

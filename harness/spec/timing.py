@@ -51,17 +51,14 @@ KnownMetrics = Annotated[list[KnownMetric], Field(min_length=1), Apart]
 
 
 class StopWhenKnown(StrictModel):
-    """What has to be known, how well, and how soon that may be believed."""
+    """Which metrics must be known, how well, and the earliest stop."""
 
     metrics: KnownMetrics = Field(
         [KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P50, KnownMetric.LATENCY_P99],
-        description="Figures that must be known: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact, of all replicas "
-        "together; objective: `slo` passes or fails.",
+        description="Metrics of all replicas together that must be known; objective: `slo` passes or fails.",
     )
-    relative_half_width: Fraction = Field(
-        0.02, description="Half of each metric's 95% interval, as a share of the metric, at which it is known."
-    )
-    min_s: float = Field(30.0, ge=1, le=86_400, description="Seconds recorded in any case; record_s is the most.")
+    relative_half_width: Fraction = Field(0.02, description="Half of each 95% interval, relative to its metric.")
+    min_s: float = Field(30.0, ge=1, le=86_400, description="Shortest recording; record_s is the longest.")
 
     @checked
     def _is_seen_in_time(self) -> Iterator[str]:
@@ -70,30 +67,27 @@ class StopWhenKnown(StrictModel):
 
 
 class UntilKnown(StrictModel):
-    """What the repeats have to tell, and how long they may take."""
+    """Which answer the repeats must give, and their limits."""
 
     question: Literal["each", "best-mode"] = Field(
         "each",
-        description="each: every cell against that of the first sharing mode (and condition); best-mode: which sharing mode is best by "
-        "each metric, with the most replicas that several modes have.",
+        description="With each, every configuration against the first sharing mode and condition; with best-mode, the best mode at the "
+        "most replicas that several modes have.",
     )
     compare: KnownMetrics = Field(
         [KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P99],
-        description="Figures to tell apart: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact, energy.",
+        description="Metrics to compare.",
     )
     within: Fraction = Field(
         0.05,
-        description="Share by which two figures may differ and count as equal; of a cell that is compared with none, "
-        "half of the interval, as a share of the figure.",
+        description="Relative difference that counts as equal; without a comparison, half the interval.",
     )
-    decide: float = Field(
-        0.95, ge=0.5, lt=1, description="Probability that all answers of the campaign are right, over all looks."
-    )
-    max: int = Field(30, ge=FIRST_LOOK_AT_MODES, le=MOST_REPEATS, description="Most repeats of a cell.")
+    decide: float = Field(0.95, ge=0.5, lt=1, description="Probability that all answers of the campaign are right.")
+    max: int = Field(30, ge=FIRST_LOOK_AT_MODES, le=MOST_REPEATS, description="Most repeats of a configuration.")
     budget: str | None = Field(
         None,
         pattern=r"^[0-9]+(\.[0-9]+)? ?(s|min|h)$",
-        description="Time that all steps may take together, e.g. 2 h, 90 min or 600 s; null means as long as it takes.",
+        description="Time limit of all steps, e.g. 2 h, 90 min or 600 s.",
     )
 
     @checked
@@ -123,9 +117,9 @@ class UntilKnown(StrictModel):
 
 
 class Repeats(StrictModel):
-    """Repeats in blocks of one of every cell, until what is asked is known."""
+    """Repeats in blocks, one of every configuration, until the answer is known."""
 
-    until_known: UntilKnown = Field(description="What is asked; {} takes every default.")
+    until_known: UntilKnown = Field(description="When to stop; {} means every default.")
 
 
 RepeatsOrNumber = Annotated[
@@ -158,26 +152,29 @@ class Timing(StrictModel):
 
     preset: Literal["short", "standard", "long"] = Field(
         "standard",
-        description="The phases that are not given: standard is 30 s to stabilise, 120 s recorded and 10 s of rest, "
-        "long is 300, 3600 and 120, short is 5, 10 and 0 at a step of 1 s (on Kubernetes at a step of scrape_interval_s, "
-        "for 8 steps if they last longer): the default with repeats.until_known.",
+        description="Sets stabilise_s, record_s and cooldown_s: standard 30, 120, 10; long 300, 3600, 120; short 5, 10, 0 "
+        "with step_s 1 (on Kubernetes 8 scrapes or more); short is the default with repeats.until_known.",
     )
-    step_s: float = Field(5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
-    stabilise_s: UpToADay = Field(30.0, description="Seconds to run before recording.")
-    record_s: float = Field(120.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps.")
+    step_s: float = Field(5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two rows.")
+    stabilise_s: UpToADay = Field(30.0, description="Seconds before the recording.")
+    record_s: float = Field(120.0, gt=0, le=30 * 86_400, description="Length of the recording; a multiple of step_s.")
     stop_when_known: StopWhenKnown | None = Field(
         None,
-        description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
-        "E.g. {metrics: [throughput, latency_p50_exact], relative_half_width: 0.02, min_s: 30}.",
+        description="Stop the recording when these metrics are known, e.g. {metrics: [throughput, latency_p50_exact], "
+        "relative_half_width: 0.02, min_s: 30}.",
     )
-    cooldown_s: UpToADay = Field(10.0, description="Seconds of rest after clean-up; with cooldown_gpu_celsius at most.")
+    cooldown_s: UpToADay = Field(
+        10.0, description="Seconds of rest after clean-up; with cooldown_gpu_celsius, at most."
+    )
     cooldown_gpu_celsius: float | None = Field(
         None,
         gt=0,
         lt=120,
-        description="End the cool-down as soon as every GPU is at or below this; null means by the clock alone.",
+        description="Stop the rest when every GPU is this cool.",
     )
-    rate_window_s: Positive | None = Field(None, description="Window of rates and quantiles, 4 steps or more; null: 4.")
+    rate_window_s: Positive | None = Field(
+        None, description="Window of rates and quantiles, at least 4 steps; null: 4 steps."
+    )
     telemetry_interval_s: Annotated[
         float,
         Lacking(
@@ -185,16 +182,16 @@ class Timing(StrictModel):
             "a cluster's GPUs are read by their exporter, as often as Prometheus scrapes it",
             "Remove it: `telemetry.csv` has a row for each scrape.",
         ),
-    ] = Field(0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series.")
-    ready_timeout_s: WithinADay = Field(300.0, description="Seconds a replica may take until it serves.")
-    drain_timeout_s: UpToTenMinutes = Field(10.0, description="Seconds a replica may take to end after SIGTERM.")
+    ] = Field(0.25, ge=0.02, le=0.25, description="Seconds between two readings of GPU telemetry.")
+    ready_timeout_s: WithinADay = Field(300.0, description="Time limit of a replica's start.")
+    drain_timeout_s: UpToTenMinutes = Field(10.0, description="Time limit of a replica's end after SIGTERM.")
     start: Annotated[
         Literal["fresh", "forked"],
         Lacking(KUBERNETES, "a pod's replica is a process of its own", "Remove it."),
     ] = Field(
         "fresh",
-        description="How replicas start: each as a new process, or forked from one that has imported the workload, which "
-        "saves the seconds of the import. Models of your own, servers and replicas with `cpus_per_replica` start fresh in any case.",
+        description="A new process per replica (fresh), or forked from a process that has imported the workload, which saves the "
+        "import. Your own models, servers and replicas with `cpus_per_replica` always start fresh.",
     )
 
     @property

@@ -113,36 +113,33 @@ class WorkloadSpec(StrictModel):
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9-]{0,80}$",
-        description="Names the experiments: a built-in workload, or a name of your own together with `model` or `factory`.",
+        description="Names the experiments: a built-in workload, or your own name with `model` or `factory`.",
     )
     model: str | None = Field(
         None,
-        description=f"Built-in workload to run: {', '.join((*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS))}; null means the one that `name` names.",
+        description=f"Built-in workload to run: {', '.join((*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS))}; null: `name`.",
     )
-    variant_of: str | None = Field(None, description="Set by the harness: what this is a setting or a rate of.")
+    variant_of: str | None = Field(None, description="Set by the harness.")
     factory: FactoryPath | None = Field(
         None,
-        description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
+        description="Your own workload as `module:callable`, importable from the harness's working folder.",
     )
     batch_size: int = Field(
         1,
         ge=1,
         le=MAX_BATCH,
         json_schema_extra=or_list,
-        description="Inputs in one request; a list makes a workload of each, and so it does for `precision`, `execution` and "
-        "every one of `options`.",
+        description="Inputs per request; a list (also of `precision`, `execution`, `options`) makes a workload of each value.",
     )
-    precision: Precision = Field("fp32", json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list.")
-    execution: Execution = Field(
-        Execution.EAGER, json_schema_extra=or_list, description="eager, compiled, cuda-graph, or a list."
-    )
-    device: Device = Field(Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
-    stream_priority: Literal["high", "low"] | None = Field(None, description="Of the CUDA stream; null: torch's own.")
+    precision: Precision = Field("fp32", json_schema_extra=or_list, description="Number format.")
+    execution: Execution = Field(Execution.EAGER, json_schema_extra=or_list, description="How torch runs the model.")
+    device: Device = Field(Device.AUTO, description="auto uses a GPU if there is one.")
+    stream_priority: Literal["high", "low"] | None = Field(None, description="Priority of the CUDA stream.")
     seed: int = Field(0, ge=0, description="Seed of random weights and synthetic inputs.")
-    checkpoint: str | None = Field(None, description="Folder or file with weights; null: random ones from `seed`.")
-    inference_sleep_s: float = Field(0.0, ge=0.0, le=3600.0, description="Seconds between requests (INFERENCE_SLEEP).")
-    warmup_requests: int = Field(5, ge=0, le=10_000, description="Requests served before anything is measured.")
-    threads: Cpus | None = Field(None, description="CPU threads; null: torch's choice, beside a GPU at most 4.")
+    checkpoint: str | None = Field(None, description="Folder or file with weights; null: random, from `seed`.")
+    inference_sleep_s: float = Field(0.0, ge=0.0, le=3600.0, description="Pause between requests (INFERENCE_SLEEP).")
+    warmup_requests: int = Field(5, ge=0, le=10_000, description="Requests before the measurement.")
+    threads: Cpus | None = Field(None, description="CPU threads; null: torch's default, with a GPU at most 4.")
     cpus_per_replica: Annotated[
         Cpus | None,
         Lacking(
@@ -152,27 +149,25 @@ class WorkloadSpec(StrictModel):
         ),
     ] = Field(
         None,
-        description="CPUs of each replica's own, near its GPU, to which it is pinned; null means that Linux places it on any.",
+        description="CPUs that each replica is pinned to, near its GPU; null: not pinned.",
     )
-    shared_cpus: Cpus | None = Field(None, description="CPUs that replicas without a GPU share, the last; null: all.")
-    memory_gb: Positive | None = Field(None, description="Memory of one replica, for preflight; null: an estimate.")
+    shared_cpus: Cpus | None = Field(None, description="The last CPUs, which replicas without a GPU share; null: all.")
+    memory_gb: Positive | None = Field(None, description="Memory of one replica, for preflight; null: estimated.")
     options: dict[str, str | int | float | bool] = Field(
-        {}, description="Handed on as they are, e.g. `model_size: tiny`."
+        {}, description="Options of the workload, e.g. `model_size: tiny`."
     )
-    trace: bool = Field(
-        False, description="Trace kernels of a few requests after the recording: where their time goes."
-    )
+    trace: bool = Field(False, description="Trace the kernels of a few requests after the recording.")
     scenario: ScenarioSpec | None = Field(
         None,
-        description="How requests come; null means a closed loop: the next one when the last is answered. E.g. {kind: http, "
-        "rate: 100, arrivals: poisson, latency_limit_ms: 50, max_wait_ms: 2, max_queue: 256, max_clients: 512}, {kind: offline, "
-        "duration_s: 600} or {samples_per_query: 8, kind: multi-stream}.",
+        description="How requests arrive; null: a closed loop of requests. E.g. {kind: http, rate: 100, arrivals: poisson, "
+        "latency_limit_ms: 50, max_wait_ms: 2, max_queue: 256, max_clients: 512}, {kind: offline, duration_s: "
+        "600} or {samples_per_query: 8, kind: multi-stream}.",
     )
     server: ServerSpec | None = Field(
         None,
-        description="Your own server, started once per replica or running already, and asked over HTTP; see docs/servers.md. E.g. "
-        "{command: [vllm, serve, /models/llama, --port, '{port}'], ready: {path: /health}, protocol: openai-chat, model: /models/llama, "
-        "concurrency: 8} or {url: 'http://localhost:8000', protocol: openai-chat, model: llama, rate: 4}.",
+        description="Your own server, see docs/servers.md; e.g. {command: [vllm, serve, /models/llama, --port, '{port}'], "
+        "ready: {path: /health}, protocol: openai-chat, model: /models/llama, concurrency: 8} or {url: "
+        "'http://localhost:8000', protocol: openai-chat, model: llama, rate: 4}.",
     )
 
     @property
@@ -255,7 +250,7 @@ class WorkloadSpec(StrictModel):
         if self.shared_cpus and self.cpus_per_replica:
             yield "CPUs are shared (`shared_cpus`) or a replica's own (`cpus_per_replica`): keep one."
         if self.target in HOSTILE_WORKLOADS and (name := self.differs(*_NOT_OF_THE_HOSTILE)):
-            yield f"`{name}` has no effect on {self.target}, which is no model: leave it out."
+            yield f"`{name}` has no effect on {self.target}, which is not a model: leave it out."
         if self.target == "resnet50-training" and self.batch_size == 1:
             yield "resnet50-training needs `batch_size` 2 or more: batch normalisation compares images."
         if self.target == "data-parallel-training" and self.execution is Execution.CUDA_GRAPH:

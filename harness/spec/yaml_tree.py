@@ -36,9 +36,9 @@ class _Loader(yaml.SafeLoader):
         self._nodes += 1
         refusal = ""
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
-            refusal = "an anchor (&) or alias (*) is not taken here: write out what it stands for"
+            refusal = "an anchor (&) or alias (*) is not allowed here: write out its content"
         elif event.tag is not None:
-            refusal = f"the tag {event.tag} is not taken here: write the value alone, a text in quotes"
+            refusal = f"the tag {event.tag} is not allowed here: write the value alone, a text in quotes"
         elif self._depth == MAX_DEPTH:
             refusal = f"lists and mappings lie more than {MAX_DEPTH} deep in each other: no field needs that"
         elif self._nodes > MAX_NODES:
@@ -54,7 +54,7 @@ class _Loader(yaml.SafeLoader):
 def read_tree(text: str, *, origin: str) -> tuple[yaml.Node | None, Any, list[Fault]]:
     """The tree of ``text``, the data in it, and what is wrong with them by line (1-based); no data where there are faults.
 
-    Raises CampaignFileError where ``text`` is not YAML, uses what is not taken here, or is too large or deep.
+    Raises CampaignFileError where ``text`` is not YAML, uses what is not allowed here, or is too large or deep.
     """
     if len(text) > MAX_CHARACTERS:
         raise CampaignFileError(
@@ -105,7 +105,7 @@ def _number_faults(loader: _Loader, node: yaml.Node) -> Iterator[Fault]:
     try:
         value = loader.construct_object(node)
     except (ValueError, OverflowError):
-        yield line, f"{shown} is no number that can be read."
+        yield line, f"{shown} is not a readable number."
         return
     if isinstance(value, float) and not math.isfinite(value):
         yield line, f"{shown} is not a finite number: give one, or leave the field out."

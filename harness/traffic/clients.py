@@ -176,7 +176,7 @@ class HttpClient(ServerClient):
         if self._tls is None and not self._probed:
             self._probed = True
             if await speaks_tls(*self._address):
-                raise ForeignAnswerError("the server speaks TLS: ask it at https://")
+                raise ForeignAnswerError("the server uses TLS: call it at https://")
 
     async def _connection(self) -> HttpConnection:
         while self._idle:

@@ -39,7 +39,7 @@ MOST_PER_S = 100_000
 MOST_UNREADABLE = 0.01
 """Share of the records: with more, the file is not what it was taken for."""
 MS_PER_S = 1000
-_REASONS = {FAILED: "failed (0 tokens)", NO_QUESTION: "in which nobody asks"}
+_REASONS = {FAILED: "failed (0 tokens)", NO_QUESTION: "without a question"}
 SCALE_MS = {"ms": 1.0, "s": 1000.0}
 
 
@@ -232,7 +232,7 @@ def load_facts(server: ServerSpec) -> LoadFacts | None:
     url = next((name for name in content if name.startswith("/") and not server.target.endswith(name)), None)
     if url and server.protocol in LANGUAGE:
         raise LoadError(
-            f"{path} asks {url}, and the server is asked at {server.target}: take the protocol or `path` that fits."
+            f"{path} asks {url}, and the server is asked at {server.target}: use the protocol or `path` that fits."
         )
     return facts
 

@@ -1,7 +1,7 @@
 """A page of metrics, line by line: Prometheus's text format 0.0.4, OpenMetrics, and what servers send in the name of either.
 
 Not prometheus_client's parsers, although the tests hold this to them: they hold the interpreter of a process whose latencies are
-measured for 29 ms (OpenMetrics: 57) a page of 1,400 lines, this for 3. Where one is read each second, 1 % of the requests are sent
+measured for 29 ms (OpenMetrics: 57) a page of 1,400 lines, this for 3. Where one is read each second, 1% of the requests are sent
 over 21 ms (40) late, with this over 2 (``python -m tests.benchmarks.metrics_page --late``). They also give up a page for one line.
 Either format is read by its lines, whatever content type it is sent with.
 """
@@ -41,5 +41,5 @@ def read(page: str) -> tuple[dict[str, str], list[str]]:
         else:
             unread.append(line)
     if unread and not values:
-        raise ValueError(f"{unread[0][:80]!r} is no line of Prometheus's text formats")
+        raise ValueError(f"{unread[0][:80]!r} is not a line of Prometheus's text formats")
     return values, unread

@@ -112,7 +112,7 @@ def _parsed(number: int, line: bytes) -> Record:
     except UnicodeDecodeError:
         return Record(number, None, "it is not UTF-8")
     except (ValueError, RecursionError) as error:
-        return Record(number, None, f"it is no JSON ({error})")
+        return Record(number, None, f"it is not JSON ({error})")
 
 
 def _of_array(file: IO[bytes]) -> Iterator[Record]:
@@ -124,7 +124,7 @@ def _of_array(file: IO[bytes]) -> Iterator[Record]:
         try:
             yield Record(number, text.take(decoder))
         except ValueError as error:
-            yield Record(number, None, f"it is no JSON, and what follows is not read ({error})")
+            yield Record(number, None, f"it is not JSON, and what follows is not read ({error})")
             return
         number += 1
         if text.begins(","):
@@ -185,7 +185,7 @@ def _of_csv(file: IO[bytes]) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield Record(rows.line_num, None, f"it is no CSV ({error})")
+            yield Record(rows.line_num, None, f"it is not CSV ({error})")
         else:
             short = any(value is None for value in row.values()) or None in row
             cells = {name: CsvCell(value) for name, value in row.items() if value}

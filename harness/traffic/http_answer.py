@@ -102,7 +102,7 @@ class AnswerParser:
         pieces, self._pieces = self._pieces, []
         if self._unread:
             if self.head.status in _SUCCESS:
-                raise ForeignAnswerError(f"the answer is compressed with {self._unread}, which nobody asked for")
+                raise ForeignAnswerError(f"the answer is compressed with {self._unread}, which was not requested")
             return []
         return pieces if self._inflate is None else self._inflated(self._inflate, pieces)
 
@@ -170,9 +170,9 @@ class AnswerParser:
         first = self._first
         of_frame = first[3:4] in {bytes([_SETTINGS]), bytes([_GOAWAY])} and first[5:_FRAME_HEAD_BYTES] == bytes(4)
         if of_frame or first.startswith((b"HTTP/2", b"PRI ")):
-            return ForeignAnswerError("the server speaks HTTP/2 alone, as gRPC does: ask it at its port for HTTP/1.1")
+            return ForeignAnswerError("the server accepts HTTP/2 only, as gRPC does: use its port for HTTP/1.1")
         if first.startswith(_TLS_RECORDS):
-            return ForeignAnswerError("the server speaks TLS: ask it at https://")
+            return ForeignAnswerError("the server uses TLS: call it at https://")
         if self.head is not None:
             return BrokenAnswerError(f"the answer is broken: {error}")
-        return BrokenAnswerError(f"the answer is no HTTP: {first!r} ({error})")
+        return BrokenAnswerError(f"the answer is not HTTP: {first!r} ({error})")

@@ -219,7 +219,7 @@ async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> S
         else:
             return connected
     if isinstance(refused, ConnectionRefusedError):
-        raise ConnectionRefusedError(f"nobody listens on {authority(host, port)}") from refused
+        raise ConnectionRefusedError(f"nothing listens on {authority(host, port)}") from refused
     raise refused
 
 
@@ -232,7 +232,7 @@ def tls_error(error: ssl.SSLError, host: str, port: int) -> ForeignAnswerError |
             f"the certificate of {where} is not trusted: {said}; name its authority's file in SSL_CERT_FILE"
         )
     if error.reason in _NO_TLS:
-        return ForeignAnswerError(f"the server at {where} does not speak TLS: ask it at http://")
+        return ForeignAnswerError(f"the server at {where} does not use TLS: call it at http://")
     return OSError(f"no TLS with {where}: {error.reason or error}")
 
 

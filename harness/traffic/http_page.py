@@ -46,7 +46,7 @@ def _connected(host: str, port: int, timeout_s: float, *, tls: bool) -> socket.s
     try:
         plain = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError as error:
-        raise ConnectionRefusedError(f"nobody listens on {authority(host, port)}") from error
+        raise ConnectionRefusedError(f"nothing listens on {authority(host, port)}") from error
     if not tls:
         return plain
     try:

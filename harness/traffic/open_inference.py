@@ -108,7 +108,7 @@ class GrpcClient(ServerClient):
         try:
             complete = has_outputs(answer)
         except ValueError as error:
-            raise BadAnswerError(f"the answer is no ModelInferResponse: {error}") from error
+            raise BadAnswerError(f"the answer is not a ModelInferResponse: {error}") from error
         if not complete:
             raise BadAnswerError("the answer has no outputs")
         exchange.status = OK

@@ -113,7 +113,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
             f"the tokenizer {file} cannot be read: {error.strerror}; give a folder with {_TOKENIZER_FILE}, or that file. Nothing is fetched."
         ) from error
     except Exception as error:  # the library raises no narrower one
-        raise LoadError(f"{file} is no tokenizer as {_TOKENIZER_FILE} holds one: {error!s:.200}") from error
+        raise LoadError(f"{file} is not a tokenizer of the form of {_TOKENIZER_FILE}: {error!s:.200}") from error
     tokenizer.no_truncation()  # a file may ask for both
     tokenizer.no_padding()
     return tokenizer

@@ -27,7 +27,7 @@ _MEMORY_PERCENT = Query(_IN_USE, _GPU)
 _UTILISATION = per_device("gpu_utilization").expr
 _LOAD = Query(f"{_UTILISATION} >= {_IN_USE} or {_IN_USE}", _GPU)
 _UTILISATION_ABOUT = (
-    "Share of the time in which a kernel ran, however small: two replicas that share a GPU read 100 % under every mode."
+    "Share of the time in which a kernel ran, however small: two replicas that share a GPU read 100% under every mode."
 )
 _MEMORY_ABOUT = "Memory that is allocated, of what can be."
 _TEMPERATURE_ABOUT = "An alert fires above 80 degrees."
@@ -153,7 +153,7 @@ GPU_PERFORMANCE = Dashboard(
                 [_profiled("DCGM_FI_PROF_SM_ACTIVE")],
                 unit="percent",
                 about="Mean share of the time in which a multiprocessor had work, by MIG instance where there are some: it tells sharing modes apart where "
-                "utilisation reads 100 %. Empty unless DCGM's exporter has DCGM_FI_PROF_SM_ACTIVE among its counters and the "
+                "utilisation reads 100%. Empty unless DCGM's exporter has DCGM_FI_PROF_SM_ACTIVE among its counters and the "
                 "right to profile (SYS_ADMIN); dcgm_exporter_profiling: true gives both to the exporter of this project.",
                 maximum=100,
             ),

@@ -18,7 +18,7 @@ def _column(query: Query, unit: str) -> Query:
 INFERENCE_PERFORMANCE = Dashboard(
     uid="inference-performance",
     title="Inference Performance",
-    about="Latency percentiles are interpolated inside buckets 8 % wide and pooled from the replicas' buckets, never averaged.",
+    about="Latency percentiles are interpolated inside buckets 8% wide and pooled from the replicas' buckets, never averaged.",
     variables=[
         Variable("namespace", "Namespace", "inference_info", "namespace"),
         Variable("workload", "Model", _HAS_MODEL, "workload"),

@@ -225,7 +225,7 @@ _SCORE = _score()
 SYSTEM_PRESSURE = Dashboard(
     uid="system-pressure",
     title="System Pressure",
-    about="How long tasks wait for CPU, memory and IO (PSI). Empty is below 10 %, modest below 70 %, high up to 90 %, critical above.",
+    about="How long tasks wait for CPU, memory and IO (PSI). Empty is below 10%, modest below 70%, high up to 90%, critical above.",
     variables=[_NODE],
     rows={
         "Now": [

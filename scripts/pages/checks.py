@@ -11,8 +11,8 @@ _HEAD = """# The verdict on a node
 <!-- Written by `python -m scripts.pages` from the checks; edit `harness/node/checks/` instead. -->
 
 `harness node verify` judges a whole node, independently of the roles that made it: {count} checks and, as `{roles}/verify`,
-every role's own verification. Exit code 0: all is well; 10: something failed, with what was expected, what was found, what
-to do, and the last lines of the unit's journal. It changes nothing and gives the same checks before and after a reboot.
+every role's own verification. It changes nothing. Exit code 0: all is well; 10: something failed, with what was expected and
+found, what to do, and the end of the unit's journal.
 
 ```sh
 harness node verify                          # the inventory's nodes, in words
@@ -23,8 +23,7 @@ harness node reboot-test --inventory INVENTORY    # judge, reboot, judge, conver
 pytest tests/testinfra --hosts=ansible://HOST --ansible-inventory=INVENTORY   # the same checks, one test each
 ```
 
-The machine we are on cannot watch its own reboot: `harness node reboot-test --before state.json`, reboot, then
-`harness node reboot-test --after state.json`.
+For the local machine: `harness node reboot-test --before state.json`, reboot, then `harness node reboot-test --after state.json`.
 
 ## The document
 
@@ -35,14 +34,13 @@ The machine we are on cannot watch its own reboot: `harness node reboot-test --b
  others: [the verdicts on further nodes]}}
 ```
 
-What cannot be judged on a node (GPU checks without a GPU, pressure where the inventory says there is none, the cluster's
-parts on a worker) is named in `not_applicable` with its reason and counts neither way. What should be readable and is not has failed.
-Versions, names and networks come from the inventory and the roles' defaults, resolved by Ansible; what the project fixes
-(modules, kernel parameters, file modes) is written into the checks, so that a mistake in a role is not shared by its judge.
+`not_applicable` names what cannot be judged on a node (GPU checks without a GPU, the cluster's parts on a worker), with the reason.
+What should be readable and is not has failed. Versions, names and networks come from the inventory and the roles' defaults; modules,
+kernel parameters and file modes are written into the checks, so that they do not share a role's mistake.
 
 ## The checks
 
-| check | what holds | on |
+| check | what must hold | only on |
 |---|---|---|
 """
 
@@ -56,5 +54,5 @@ def page() -> str:
 
 def _row(check: NodeCheck) -> str:
     holds = (check.function.__doc__ or "").splitlines()[0]
-    where = "every node" if check.kinds >= {CONTROL_PLANE, WORKER} else next(iter(check.kinds)).replace("_", " ")
-    return f"| `{check.name}` | {holds} | {where} |\n"
+    where = "" if check.kinds >= {CONTROL_PLANE, WORKER} else next(iter(check.kinds)).replace("_", " ")
+    return f"| `{check.name}` | {holds} | {where} |\n".replace("|  |", "| |")

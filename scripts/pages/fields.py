@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.spec import CampaignSpec
+from scripts.pages.percentiles import merged
 
 _HEAD = """# Every field of a campaign file
 
 <!-- Written by `python -m scripts.pages` from the models that read the file; edit `harness/spec/` instead. -->
 
-What [campaigns.md](campaigns.md) explains by examples, complete: type, range, default. The end of a name is its unit: `_s` is seconds,
-`_ms` milliseconds, `_bytes` bytes, `_gb` 10⁹ bytes, `_percent` percent, `_celsius` degrees. A field without a default must be given. A
-field that is not listed is refused, with the line of the file and the nearest name. `harness schema` prints the same for editors.
+[campaigns.md](campaigns.md) explains them by examples. The end of a name is its unit: `_s` seconds, `_ms` milliseconds, `_gb` 10⁹ bytes,
+`_percent` percent, `_celsius` degrees. A field with the default `null` may be null. A list in braces stands for one field each. Unknown fields
+are refused, with their line and the nearest name. `harness schema` prints the same for editors, with the patterns of texts.
 """
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 _ITEMS = (("minItems", "at least"), ("maxItems", "at most"))
 _PLAIN = {"boolean": "true or false", "integer": "integer", "number": "number", "null": "null"}
-_LONGEST_PATTERN = 40
 _EMPTY = {"list": "`[]`", "mapping": "`{}`"}
 """Of what is empty unless given; any other section has its own defaults."""
 _REFERENCE = "#/$defs/"
+_EXAMPLE = re.compile(r"[:;,.]? (?:[Ee]\.g\. |Or )?\[?\{\w+: .*$", re.DOTALL)
+"""Of a section, whose fields have a table of their own."""
+_LONGEST_SECTION = 3
+"""Fields of a section's default that are shown."""
 Schema = Mapping[str, Any]
 
 
@@ -34,11 +39,11 @@ def page() -> str:
         model = whole if name == "CampaignSpec" else whole["$defs"][name]
         title = f"`{places[name]}`" if places[name] else "The file itself"
         rows = "".join(
-            _row(whole, field, about, model.get("required", ())) for field, about in model["properties"].items()
+            merged(_row(whole, field, about, model.get("required", ())) for field, about in model["properties"].items())
         )
         sections.append(
             f"\n## {title}\n\n{model.get('description', '').partition(chr(10))[0]}\n\n"
-            f"| field | type and range | default | what it is |\n|---|---|---|---|\n{rows}"
+            f"| field | type | default | meaning |\n|---|---|---|---|\n{rows}"
         )
     return _HEAD + "".join(sections)
 
@@ -70,12 +75,14 @@ def _references(about: Any) -> Iterator[str]:
 def _row(whole: Schema, field: str, about: Schema, required: object) -> str:
     kind = _type(whole, about)
     if isinstance(required, list | tuple) and field in required:
-        default = "**required**"
-    elif "default" in about:
+        default = "required"
+    elif "default" in about and not (kind == "section" and len(about["default"] or ()) > _LONGEST_SECTION):
         default = f"`{_yaml(about['default'])}`"
     else:
         default = next((text for word, text in _EMPTY.items() if kind.startswith(word)), "its own")
     words = about.get("description") or whole["$defs"][next(_references(about))]["description"]
+    if "section" in kind:
+        words = _EXAMPLE.sub(".", words)
     return f"| `{field}` | {kind} | {default} | {_cell(words)} |\n"
 
 
@@ -84,7 +91,7 @@ def _type(whole: Schema, about: Schema) -> str:
     choices = about.get("anyOf") or about.get("oneOf")
     values = about.get("enum") or [each for each in (about.get("const"),) if each is not None]
     if choices:
-        said = " or ".join(dict.fromkeys(_type(whole, each) for each in choices))
+        said = " or ".join(dict.fromkeys(_type(whole, each) for each in choices if each.get("type") != "null"))
     elif "$ref" in about:
         model = whole["$defs"][about["$ref"].removeprefix(_REFERENCE)]
         said = "section" if "properties" in model else _type(whole, model)
@@ -103,11 +110,12 @@ def _plain(whole: Schema, about: Schema) -> str:
         return ", ".join([f"list of {inner}", *lengths])
     if kind == "object":
         named = about.get("additionalProperties")
-        return f"mapping of names to {_type(whole, named)}" if isinstance(named, Mapping) and named else "mapping"
+        inner = _type(whole, named) if isinstance(named, Mapping) and named else "text"
+        return "mapping" if inner == "text" else f"mapping to {inner}"
     if kind == "string":
-        pattern = about.get("pattern", "")
-        readable = pattern and "](" not in pattern and len(pattern) <= _LONGEST_PATTERN
-        return f"text like `{_cell(pattern)}`" if readable else "text of the form in the schema" if pattern else "text"
+        return "text"
+    if "minimum" in about and "maximum" in about:
+        return f"{_PLAIN[kind]} {about['minimum']:,.10g} to {about['maximum']:,.10g}"
     bounds = [f"{sign} {about[name]:,.10g}" for name, sign in _BOUNDS if name in about]
     return " ".join(filter(None, [_PLAIN.get(kind, "any value"), ", ".join(bounds)]))
 
@@ -124,4 +132,5 @@ def _yaml(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    linked = re.sub(r"\bdocs/(\w+\.md)(#[\w-]+)?", r"[\1](\1\2)", text)
+    return " ".join(linked.split()).replace("|", "\\|")

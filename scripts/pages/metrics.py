@@ -9,6 +9,7 @@ from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, Metric
 from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import cluster, render
 from harness.metrics.telemetry import GPU_COLUMNS
+from scripts.pages.percentiles import merged
 
 _WINDOW_S = 20.0
 
@@ -16,8 +17,8 @@ _HEAD = """# Metrics
 
 <!-- Written by `python -m scripts.pages` from the catalogue; edit `harness/metrics/` instead. -->
 
-Every experiment has the same {count} metrics, one CSV each, whether the embedded recorder reads them from this machine
-or the exporter from a Prometheus server. Both read one catalogue (`harness/metrics/catalogue.py`).
+Every experiment has the same {count} metrics, one CSV each, read by the embedded recorder or from a Prometheus server. The
+catalogue is `harness/metrics/catalogue.py`.
 
 {columns}"""
 
@@ -26,11 +27,10 @@ _COLUMNS = """| metric | unit | kind | series | what it is |
 """
 
 _PUBLISHED = """
-Some workloads publish more. `metrics: all` in a campaign file means the {count}, and for a built-in workload of the last
-column those of its own, too; a list of names may have them for any workload that publishes them, also one of your
-own. Where a workload does not, the rows say so.
+Some workloads publish more. `metrics: all` in a campaign file means the {count}, and for a built-in workload also its own (last
+column). A list of names works for any workload that publishes them, also your own; otherwise the rows say that it does not.
 
-| metric | unit | kind | series | what it is | made of | recorded unasked for |
+| metric | unit | kind | series | what it is | made of | recorded by default for |
 |---|---|---|---|---|---|---|
 """
 
@@ -60,14 +60,14 @@ Throttle reasons are NVML's bit mask; energy counts since the driver was loaded.
 
 ## From Prometheus
 
-A row has a value only if a raw sample of the metric lies in its step (a kubelet's clock jitters, so `cpu_usage` and `memory_usage` may use the step before). Prometheus itself would
-repeat a sample for five minutes. The window is one millisecond short, so that versions 2 and 3 of Prometheus see the same scrapes.
+A row has a value only if a raw sample lies in its step (`cpu_usage` and `memory_usage`: or in the step before, because a kubelet's clock jitters); Prometheus itself would repeat a sample for five
+minutes. The window is one millisecond short, so that versions 2 and 3 of Prometheus see the same scrapes.
 
-Nodes are told apart by the label `node`, devices by `node` and `gpu`; set `prometheus_labels` for other names. One node has the series `node` and `gpu-<number>`. Several
-nodes have `node-<name>` each and `node` as their mean; devices are numbered node by node (`identities` in the manifest). A row has no value, with a reason, if two machines share a name, or DCGM says a
-number that means none (2147483632, 4294967295, 9223372036854775794, 140737488355328.0). Memory of a MIG GPU is the sum of its instances.
+The label `node` identifies nodes, `node` and `gpu` devices; set `prometheus_labels` for other names. One node has the series `node` and `gpu-<number>`; several have `node-<name>` each and `node` as their
+mean, with devices numbered node by node (`identities` in the manifest). A row has no value, with a reason, if two machines share a name or DCGM says a blank
+(2147483632, 4294967295, 9223372036854775794, 140737488355328.0). Memory of a MIG GPU is the sum of its instances.
 
-The queries in a cluster, for a window of {window:g} s (p95 and p99 as p50):
+The queries in a cluster, for a window of {window:g} s (p95 and p99 as p50; `all` without `pod`, unless it has a query of its own; metrics that workloads publish likewise):
 
 """
 
@@ -96,18 +96,18 @@ Pauses of replicas that count their active time (`active_share`) are not faults.
 def page() -> str:
     """The whole page."""
     parts = [_HEAD.format(count=len(STANDARD), columns=_COLUMNS)]
-    parts += [f"{_row(metric)}\n" for metric in STANDARD.values()]
+    parts += merged(f"{_row(metric)}\n" for metric in STANDARD.values())
     parts.append(_PUBLISHED.format(count=len(STANDARD)))
-    parts += [
+    parts += merged(
         f"{_row(metric)} {_quoted(metric.families)} | {_quoted(metric.workloads)} |\n"
         for name, metric in CATALOGUE.items()
         if name not in STANDARD
-    ]
+    )
     parts.append(_GRID)
-    parts += [
+    parts += merged(
         f"| `{metric.name}` | {metric.source.value}{metric.gauge and f': `{metric.gauge}`'} |\n"
         for metric in STANDARD.values()
-    ]
+    )
     parts.append(
         _PROMQL.format(
             columns=", ".join(f"`{column}`" for column in GPU_COLUMNS),
@@ -146,9 +146,12 @@ def _quoted(names: Sequence[str]) -> str:
 
 def _queries() -> Iterator[str]:
     dialect = cluster("inference", "resnet50-.*")
-    for metric in CATALOGUE.values():
+    for metric in STANDARD.values():
         if metric.name.endswith(("_p95", "_p99")):
             continue
         queries = render(metric, dialect, _WINDOW_S)
         yield f"# {metric.name}" + (" (counted on raw samples)" if metric.kind is Kind.COUNTER else "")
-        yield from filter(None, (queries.each or queries.raw, queries.pooled))
+        each = queries.each or queries.raw
+        yield each
+        if queries.pooled and queries.pooled != each.replace("sum by (pod) ", "sum").replace("by (pod, le)", "by (le)"):
+            yield queries.pooled

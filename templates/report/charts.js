@@ -50,7 +50,7 @@
       if (series.of) lines.push(`${series.of[i]}: ${said(series.worth[i])} (${panel.xName || what})`);
       else lines.push(`${panel.xName || "x"}: ${said(x, true)}`, `${what}: ${said(y)}`);
       if (series.low && series.low[i] !== series.high[i])
-        lines.push(`95 % interval: ${said(series.low[i])} to ${said(series.high[i])}`);
+        lines.push(`95% interval: ${said(series.low[i])} to ${said(series.high[i])}`);
       return lines;
     }
 

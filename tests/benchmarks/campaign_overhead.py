@@ -62,7 +62,7 @@ def _simulated(results: Path) -> None:
     wall_s = clock.now_s() - begun_s
     phases_s = estimate(expand(source.spec)).duration_s
     print(
-        f"replica-scaling, simulated: {wall_s - phases_s:.1f} s beside {phases_s:.0f} s of phases: {100 * (wall_s / phases_s - 1):.3f} %"
+        f"replica-scaling, simulated: {wall_s - phases_s:.1f} s beside {phases_s:.0f} s of phases: {100 * (wall_s / phases_s - 1):.3f}%"
     )
 
 

@@ -4,7 +4,7 @@
 
 ResNet-50, each workload once with its input on the device and once in host memory (`input: host-uint8` or `jpeg`), loaded in one
 process and run in turn for `--seconds`, in the order A B B A, so that the card's clocks and its power cap meet both alike. Printed
-are images per second, the median of the rounds, and the ratio within each round with a 95 % t-interval of its mean. With ``--http`` the
+are images per second, the median of the rounds, and the ratio within each round with a 95% t-interval of its mean. With ``--http`` the
 bytes are asked for over HTTP on loopback, by four clients that send one whole batch after the other, from a process of their own. Without a GPU: the tiny model.
 """
 

@@ -9,8 +9,8 @@ until it has its answers or the next one does not fit into 300 s, where a run ta
 usually take to start. The whole set's answer is the decision of ``harness compare``.
 
 For each metric: how often the made-up campaign names the whole set's best mode, another one, or says that they are as good. Of a set, any
-other best mode than the whole set's (the better mean) may be named in 5 % of campaigns; where the whole set decided by more than 10 %,
-the same must be named in 90 %.
+other best mode than the whole set's (the better mean) may be named in 5% of campaigns; where the whole set decided by more than 10%,
+the same must be named in 90%.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WholeSet:
 
 @dataclass(slots=True)
 class Tally:
-    """How often the best mode by one metric was the whole set's, another, practically equal or known to 5 %, or open."""
+    """How often the best mode by one metric was the whole set's, another, practically equal or known to 5%, or open."""
 
     right: int = 0
     wrong: int = 0
@@ -212,7 +212,7 @@ def tallies(
 
 
 def is_clear(best: BestMode) -> bool:
-    """Whether the whole set decided by more than 10 %."""
+    """Whether the whole set decided by more than 10%."""
     gain = best.gain
     return best.certainty is Certainty.BEST and gain is not None and abs(math.log(gain.ratio.mean)) > math.log1p(CLEAR)
 
@@ -238,7 +238,7 @@ def main() -> int:
             counts, others, mean_s = tallies(np.random.default_rng(1), published, wishes.runs, wishes.start)
             beyond += others > WRONG * wishes.runs
             print(
-                f"{published.name}: another best mode in {100 * others / wishes.runs:.1f} %; {mean_s:.0f} s in the mean",
+                f"{published.name}: another best mode in {100 * others / wishes.runs:.1f}%; {mean_s:.0f} s in the mean",
                 flush=True,
             )
             for metric, tally in counts.items():
@@ -246,10 +246,10 @@ def main() -> int:
                 gain, clear = best.gain, is_clear(best)
                 beyond += clear and tally.right < RIGHT * wishes.runs
                 print(
-                    f"  {metric}: whole set {best.certainty}{f' {best.best.mode} {100 * (gain.ratio.mean - 1):+.1f} %' if gain and best.best else ''}"
-                    f"{' (by more than 10 %)' if clear else ''}; five minutes the same {100 * tally.right / wishes.runs:.1f} %, another "
-                    f"{100 * tally.wrong / wishes.runs:.1f} %, practically equal {100 * tally.equal / wishes.runs:.1f} %, not known "
-                    f"{100 * tally.open / wishes.runs:.1f} %",
+                    f"  {metric}: whole set {best.certainty}{f' {best.best.mode} {100 * (gain.ratio.mean - 1):+.1f}%' if gain and best.best else ''}"
+                    f"{' (by more than 10%)' if clear else ''}; five minutes the same {100 * tally.right / wishes.runs:.1f}%, another "
+                    f"{100 * tally.wrong / wishes.runs:.1f}%, practically equal {100 * tally.equal / wishes.runs:.1f}%, not known "
+                    f"{100 * tally.open / wishes.runs:.1f}%",
                     flush=True,
                 )
     return 1 if beyond else 0

@@ -72,7 +72,7 @@ def side_by_side(names, seconds):
 
 
 def judge(figures):
-    """Ours is right where it is within 1 % of what the server did, and no dearer than any other."""
+    """Ours is right where it is within 1% of what the server did, and no dearer than any other."""
     for figure in figures.values():
         off = [abs(row["off"]) for row in figure["rows"].values() if row["off"] is not None]
         figure["most_off"] = max(off)
@@ -90,7 +90,7 @@ def show(figures):
     for row in rows:
         said = [figure["rows"][row] for figure in figures.values()]
         texts = [
-            "-" if compared["off"] is None else f"{compared['said']:.2f} ({100 * compared['off']:+.2f} %)"
+            "-" if compared["off"] is None else f"{compared['said']:.2f} ({100 * compared['off']:+.2f}%)"
             for compared in said
         ]
         print(f"{row:40}" + "".join(f"{text:>26}" for text in texts))
@@ -101,7 +101,7 @@ def show(figures):
         f"{'the server itself, late p99, ms':40}"
         + "".join(f"{figure['server_late_p99_ms']:>26.2f}" for figure in figures.values())
     )
-    print(f"ours within {100 * AGREE:g} % of the server, and cheaper: {figures[OURS]['verdict']}")
+    print(f"ours within {100 * AGREE:g}% of the server, and cheaper: {figures[OURS]['verdict']}")
 
 
 def written_trace(file, seconds):

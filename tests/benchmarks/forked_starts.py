@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.forked_starts --device cuda --sharing exclusive time-slicing mps --replicas 3
 
-Starts of either kind in random order. Printed for each mode: the ratio of the mean throughputs with its 95 % interval
+Starts of either kind in random order. Printed for each mode: the ratio of the mean throughputs with its 95% interval
 (Welch), the ratio of the variances between starts with the p of an F test, and the seconds until all replicas had served.
 """
 

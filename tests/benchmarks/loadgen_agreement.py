@@ -1,4 +1,4 @@
-"""Do LoadGen and our load generator see the same tail? p99 within 5 % of each other and of the truth.
+"""Do LoadGen and our load generator see the same tail? p99 within 5% of each other and of the truth.
 
 python -m tests.benchmarks.loadgen_agreement
 

@@ -8,7 +8,7 @@ the order A B B A A B B A..., so that a drift of the machine's speed meets both 
 read from its own ``latencies.bin``, the bare loop leaves its count and the time in shared memory. A throughput is a
 number of requests over the time from one completed request to another, near both ends of the measured seconds, so that slow
 requests are not rounded to whole ones. Printed is the ratio of the two throughputs per round, its
-median, and a 95 % t-interval of its mean.
+median, and a 95% t-interval of its mean.
 """
 
 from __future__ import annotations
@@ -225,11 +225,11 @@ def report(rounds: list[tuple[float, float]]) -> None:
 def summary(ratios: list[float]) -> str:
     mean, half = mean_and_half(ratios)
     extremes = f"lowest {min(ratios):.4f}, highest {max(ratios):.4f}"
-    return f"median {statistics.median(ratios):.4f}, mean {mean:.4f} ± {half:.4f} (95 %), {extremes}"
+    return f"median {statistics.median(ratios):.4f}, mean {mean:.4f} ± {half:.4f} (95%), {extremes}"
 
 
 def mean_and_half(values: list[float]) -> tuple[float, float]:
-    """The mean and half of its 95 % t-interval; NaN for a single value."""
+    """The mean and half of its 95% t-interval; NaN for a single value."""
     from harness.analysis.statistics import t_interval  # not in the process of the bare loop
 
     known = t_interval(values)

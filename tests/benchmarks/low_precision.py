@@ -3,7 +3,7 @@
     python -m tests.benchmarks.low_precision --batch-size 64 --execution cuda-graph --seconds 2 --rounds 6
 
 Both are loaded in one process and run in turn, in the order A B B A. Printed are texts per second, the ratio within each round with a
-95 % t-interval of its mean, and how far the logits are apart. Without a GPU: the tiny model, which says nothing about speed.
+95% t-interval of its mean, and how far the logits are apart. Without a GPU: the tiny model, which says nothing about speed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.recording_cost --workload resnet50 --device cuda --batch-size 8 --execution cuda-graph
 
 Windows with and without recorder and telemetry alternate in the order ABBA while the replicas keep serving.
-The cost of a round is 1 - on/off; printed are the mean over the rounds and its 95 % t-interval.
+The cost of a round is 1 - on/off; printed are the mean over the rounds and its 95% t-interval.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _print(rates: list[tuple[bool, float]], wishes: argparse.Namespace) -> None:
     mean, half = mean_and_half(costs)
     off, on = (statistics.mean(rate for was_on, rate in rates if was_on is state) for state in (False, True))
     print(
-        f"recording cost: {100 * mean:+.2f} % of throughput (95 % interval {100 * (mean - half):+.2f} to {100 * (mean + half):+.2f} %), "
+        f"recording cost: {100 * mean:+.2f}% of throughput (95% interval {100 * (mean - half):+.2f} to {100 * (mean + half):+.2f}%), "
         f"{wishes.replicas} x {wishes.workload} ({wishes.execution}, batch {wishes.batch_size}), step {wishes.step:g} s, {len(costs)} rounds of 2 x {wishes.seconds:g} s; "
         f"off {off:.1f}, on {on:.1f} requests/s"
     )

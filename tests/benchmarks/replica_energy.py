@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.replica_energy --out energy.json
 
-Four processes make units of identical work, 10, 20, 30 and 40 % of all of them, time-sliced and under an MPS daemon of
-our own: at 60 % of what the GPU does, saturated, and with requests of 1, 1, 4 and 4 units at equal rates. So the truth is
+Four processes make units of identical work, 10, 20, 30 and 40% of all of them, time-sliced and under an MPS daemon of
+our own: at 60% of what the GPU does, saturated, and with requests of 1, 1, 4 and 4 units at equal rates. So the truth is
 each one's share of the units. Every way weighs the same seconds; the error is the share by its weight against the truth. A
 last mix runs unlike kernels side by side at four pairs of rates: its truth is a fit of the device's energy to the counts.
 Nothing of the GPU's settings is changed. ``--dry`` rehearses on a CPU, ``--again FILE`` prints the tables of a result.

@@ -8,7 +8,7 @@ In each pair, in random order: `harness run` of a campaign of one server that ta
 telemetry and client are those of any campaign), and the command as a plain process with the same environment and
 processors, asked by a client of its own, which has nothing of the harness, for as long after the same warm-up. Each request counts by the
 share of its time that lies within the measured seconds, so that its ends do not fall to one side by chance. Printed are
-the ratio of each pair, harness / by hand, their geometric mean and its 95 % t-interval. Without `--command` the
+the ratio of each pair, harness / by hand, their geometric mean and its 95% t-interval. Without `--command` the
 server is `transformers serve` with a small model of random weights, made here.
 """
 
@@ -207,7 +207,7 @@ def main() -> None:
     missed = high < 1 - BAR or low > 1 + BAR
     verdict = "met" if holds else "MISSED" if missed else "inconclusive: take more pairs, or longer ones"
     print(
-        f"harness / by hand: {mean:.4f}, 95 % interval {low:.4f} to {high:.4f} ({len(ratios)} pairs of {wishes.seconds:g} s, "
+        f"harness / by hand: {mean:.4f}, 95% interval {low:.4f} to {high:.4f} ({len(ratios)} pairs of {wishes.seconds:g} s, "
         f"{wishes.concurrency} chats at once); bar within {BAR:.0%}: {verdict}"
     )
     raise SystemExit(0 if holds else 1)

@@ -6,7 +6,7 @@ Two groups of processes load the same model: the replicas of the local backend, 
 mode is mps, and as many bare torch loops, under a daemon that is started here with NVIDIA's own commands. One group
 runs while the other is stopped (SIGSTOP), in the order A B B A. The throughput of the replicas is the recorder's own
 metric, of the bare loops their count over the time. What a process's place in memory does to its speed lasts as long as
-the process, so groups are started several times: printed are the ratio per start, its mean and a 95 % t-interval.
+the process, so groups are started several times: printed are the ratio per start, its mean and a 95% t-interval.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _print(mode: Sharing, groups: Sequence[tuple[float, float]], wishes: argpars
     measured, by_hand = (float(np.mean(column)) for column in zip(*groups, strict=True))
     print(
         f"{mode.value}, {wishes.replicas} x {wishes.workload} ({wishes.execution}, batch {wishes.batch_size}): harness {measured:.1f}, by hand {by_hand:.1f} requests/s; "
-        f"ratio {mean:.4f} ± {half:.4f} (95 %, {len(ratios)} starts of {wishes.rounds} rounds: "
+        f"ratio {mean:.4f} ± {half:.4f} (95%, {len(ratios)} starts of {wishes.rounds} rounds: "
         f"{', '.join(f'{ratio:.3f}' for ratio in ratios)})",
         flush=True,
     )

@@ -2,10 +2,10 @@
 
     python -m tests.benchmarks.statistics_coverage [--trials 4000] [--law-trials 5000] [--contrasts 20000 [--only-contrasts]]
 
-Draws data of known truth and puts it through the statistics of the reports. Of 95 % intervals 93 to 97 % must hold the
-truth; where nothing differs, at most 6 % of contrasts may be called significant, and in at most 5 % of families any; a law that is true
-may be rejected in at most 6 %; and where the truth is the very limit of what agrees, a campaign that ran again may be told to agree or
-to differ in at most 6 %. What a contrast finds (5 % apart, a spread of 2 %) must not fall with more runs of one arm. Prints every figure;
+Draws data of known truth and puts it through the statistics of the reports. Of 95% intervals 93 to 97% must hold the
+truth; where nothing differs, at most 6% of contrasts may be called significant, and in at most 5% of families any; a law that is true
+may be rejected in at most 6%; and where the truth is the very limit of what agrees, a campaign that ran again may be told to agree or
+to differ in at most 6%. What a contrast finds (5% apart, a spread of 2%) must not fall with more runs of one arm. Prints every figure;
 exit code 1 when one is beyond. The margin for chance of so many trials (three standard errors) is printed beside each.
 """
 
@@ -49,15 +49,15 @@ BETWEEN = (0.0, 0.07)
 DRIFT = 0.8
 """Autocorrelation of runs that follow each other, of both arms in turn."""
 POWER = {(3, 3): 0.52, (3, 8): 0.65, (8, 3): 0.65, (3, 12): 0.68, (12, 3): 0.68}
-"""Share of differences of 5 % to be found, with a spread of 2 %, by runs of the baseline and of the candidate, which is the faster."""
+"""Share of differences of 5% to be found, with a spread of 2%, by runs of the baseline and of the candidate, which is the faster."""
 ROUNDED = (0.1, 0.3, 0.5, 1.0, 3.0)
 """Standard deviations of counts, in the counts' own step."""
 ROWS = (61, 121, 721)
 CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.9)
 FAMILY = 12
 MANY = 10
-"""Times as many trials for Welch's test and interval. With three runs a side they err in 3.4 % where the spreads are alike and
-in 5.9 % where they differ fivefold: it takes many trials to tell that from 3 and from 6."""
+"""Times as many trials for Welch's test and interval. With three runs a side they err in 3.4% where the spreads are alike and
+in 5.9% where they differ fivefold: it takes many trials to tell that from 3 and from 6."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def intervals(random: np.random.Generator, trials: int) -> Iterator[Result]:
                 ]
 
             many = MANY * trials
-            name = f"{repeats} runs a side, CV {100 * first:g} and {100 * second:g} %"
+            name = f"{repeats} runs a side, CV {100 * first:g} and {100 * second:g}%"
             held = share_of(many, lambda sides=sides: holds(ratio(*sides()), 3))  # type: ignore[misc]
             yield Result(f"ratio, {name}", held, many, COVERAGE)
 
@@ -185,7 +185,7 @@ def contrasts(random: np.random.Generator, trials: int) -> Iterator[Result]:
     """False alarms, coverage and power of two arms held against each other."""
     for sizes in SIZES:
         for spreads in UNLIKE:
-            name = f"{sizes[0]} runs against {sizes[1]}, CV {100 * spreads[0]:g} and {100 * spreads[1]:g} %"
+            name = f"{sizes[0]} runs against {sizes[1]}, CV {100 * spreads[0]:g} and {100 * spreads[1]:g}%"
             yield from judged(name, [contrast(independent(random, sizes, spreads)) for _ in range(trials)])
     for repeats in (3, MIN_BLOCKS):
         draws = [contrast(interleaved(random, repeats), blocks=True) for _ in range(trials)]
@@ -193,12 +193,12 @@ def contrasts(random: np.random.Generator, trials: int) -> Iterator[Result]:
         yield from judged(name, draws, coverage=repeats >= MIN_BLOCKS)
     for sizes in UNEQUAL:
         for spreads in ((0.02, 0.02), (0.03, 0.01), (0.05, 0.005)):
-            name = f"{sizes[0]} runs against {sizes[1]}, CV {100 * spreads[0]:g} and {100 * spreads[1]:g} %"
+            name = f"{sizes[0]} runs against {sizes[1]}, CV {100 * spreads[0]:g} and {100 * spreads[1]:g}%"
             draws = [contrast(independent(random, sizes, spreads)) for _ in range(trials)]
             yield Result(f"false alarm, {name}", sum(alarm(test.p) for test in draws) / trials, trials, BETWEEN)
     for sizes, least in POWER.items():
         draws = [contrast(independent(random, sizes, (0.02, 0.02), 0.05)) for _ in range(trials)]
-        name = f"5 % found, {sizes[0]} runs against {sizes[1]}, CV 2 %"
+        name = f"5% found, {sizes[0]} runs against {sizes[1]}, CV 2%"
         yield Result(name, sum(alarm(test.p) for test in draws) / trials, trials, (least, 1.0))
 
 
@@ -229,7 +229,7 @@ def reproductions(random: np.random.Generator, trials: int) -> Iterator[Result]:
             assert found.high is not None
             low, high = math.log(found.low), math.log(found.high)
             in_vain += (-edge <= low and high <= edge) or low > edge or high < -edge
-        what = f"{runs} published, up to {4 * runs} here, spreads of {100 * first:g} and {100 * second:g} %"
+        what = f"{runs} published, up to {4 * runs} here, spreads of {100 * first:g} and {100 * second:g}%"
         yield Result(f"agrees or differs though at the very limit: {what}", in_vain / trials, trials, FALSE_ALARMS)
 
 
@@ -295,8 +295,8 @@ def main() -> int:
         beyond += not result.kept
         low, high = result.bounds
         print(
-            f"{100 * result.share:6.2f} % ± {100 * result.margin:.2f}  {verdict:6s} "
-            f"{100 * low:g}-{100 * high:g} %  {result.name}",
+            f"{100 * result.share:6.2f}% ± {100 * result.margin:.2f}  {verdict:6s} "
+            f"{100 * low:g}-{100 * high:g}%  {result.name}",
             flush=True,
         )
     print(f"{beyond} beyond their bounds")

@@ -144,7 +144,7 @@ def _print_savings(replays: Sequence[Replay]) -> None:
         ended = [(stop, r.record_s) for stop, r in zip(stops, replays, strict=True) if stop < r.record_s]
         known_s, planned_s = (sum(column) for column in zip(*ended, strict=True)) if ended else (0.0, 0.0)
         print(
-            f"{', '.join(metrics)} within {100 * target:g} %: {sum(stops):g} s, {whole_s / sum(stops):.2f} times less; "
+            f"{', '.join(metrics)} within {100 * target:g}%: {sum(stops):g} s, {whole_s / sum(stops):.2f} times less; "
             f"{len(changed)} conclusions changed ({len(evenly)} with {each_s:.1f} s each), {len(_reversed(full, short))} into their opposite; {len(replays) - len(ended)} recordings were not known at their end, "
             f"the others took {known_s:g} instead of {planned_s:g} s ({planned_s / known_s if known_s else 1:.2f} times less)"
         )
@@ -186,19 +186,19 @@ def _words(key: Key) -> str:
 
 def _print_coverage(rounds: int) -> None:
     random = np.random.default_rng(1)
-    print(f"coverage of the 95 % interval at the stop, {rounds} series each; mean of an AR(1) series")
+    print(f"coverage of the 95% interval at the stop, {rounds} series each; mean of an AR(1) series")
     every = []
     for correlation in CORRELATIONS:
         found = [mean_coverage(random, rounds, correlation, noise) for noise in NOISE]
         every += [covered for covered, _ in found]
-        shown = ", ".join(f"{100 * covered:.1f} % (at {length:.1f} min_s)" for covered, length in found)
+        shown = ", ".join(f"{100 * covered:.1f}% (at {length:.1f} min_s)" for covered, length in found)
         print(f"  correlation of neighbours {correlation:g}: {shown}")
-    print(f"  all: {100 * np.mean(every):.1f} %, from {100 * min(every):.1f} to {100 * max(every):.1f} %")
+    print(f"  all: {100 * np.mean(every):.1f}%, from {100 * min(every):.1f} to {100 * max(every):.1f}%")
     print("percentiles of requests whose latency follows a lognormal AR(1)")
     for name, quantile in (("latency_p50_exact", 0.5), ("latency_p95_exact", 0.95), ("latency_p99_exact", 0.99)):
         for correlation in (0.0, 0.6, 0.9):
             covered, length = percentile_coverage(random, rounds // 2, name, quantile, correlation)
-            print(f"  {name}, correlation {correlation:g}: {100 * covered:.1f} % (at {length:.1f} min_s)")
+            print(f"  {name}, correlation {correlation:g}: {100 * covered:.1f}% (at {length:.1f} min_s)")
 
 
 def mean_coverage(random: np.random.Generator, rounds: int, correlation: float, noise: float) -> tuple[float, float]:
@@ -208,7 +208,7 @@ def mean_coverage(random: np.random.Generator, rounds: int, correlation: float, 
         random: source of the series.
         rounds: how many series.
         correlation: of neighbouring slices.
-        noise: about how many ``min_s`` it takes to know the mean to 2 %.
+        noise: about how many ``min_s`` it takes to know the mean to 2%.
     """
     longest = 24 * FIRST_SLICES
     spread = TARGET / 1.96 * np.sqrt(FIRST_SLICES * noise * (1 - correlation) / (1 + correlation))

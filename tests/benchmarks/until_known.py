@@ -5,7 +5,7 @@
 First campaigns of known truth go through the judge that decides on the repeats. Their truths are the hardest: sides that do
 not differ at all, or by exactly what counts as equal; a spread that is fivefold on one side, slow drift over the
 blocks, figures that are not normal, runs that are INVALID. Printed is the share of campaigns with any false answer, and with three
-standard errors it must stay below 5 %. An answer is false where it is "different" though the truth is 1, "practically equal"
+standard errors it must stay below 5%. An answer is false where it is "different" though the truth is 1, "practically equal"
 though it is beyond, or "known" though the interval leaves out the truth.
 
 Then the matrix published in ``examples/h200``: every cell has the mean and the spread over its repeats that were recorded, with
@@ -16,7 +16,7 @@ runs are held against fixed repeats of whole recordings, at the larger of both s
 
 Last, whether replicas could be kept from one run to the next: each recording is cut into pieces of 10 s, and printed is how much of
 the variance of a piece is between starts. What is between starts is left out of an interval over runs of replicas that were
-never started anew; printed is also in how many cells a test says so (F, 5 %), and how often an interval over four pieces
+never started anew; printed is also in how many cells a test says so (F, 5%), and how often an interval over four pieces
 of one start leaves out the mean of the other starts.
 """
 
@@ -71,8 +71,8 @@ def skewed(random: np.random.Generator, runs: int) -> np.ndarray:
 
 
 HARD: dict[str, tuple[Draw, float, float, float]] = {
-    "normal, equal spreads of 3 %": (normal, 0.03, 0.03, 0.0),
-    "normal, spreads of 1 and 5 %": (normal, 0.01, 0.05, 0.0),
+    "normal, equal spreads of 3%": (normal, 0.03, 0.03, 0.0),
+    "normal, spreads of 1 and 5%": (normal, 0.01, 0.05, 0.0),
     "normal, a tenth of the runs INVALID": (normal, 0.03, 0.02, 0.1),
     "drift over the blocks": (drifting, 0.02, 0.02, 0.0),
     "skewed": (skewed, 0.03, 0.03, 0.0),
@@ -181,9 +181,9 @@ def between_starts(pattern: str) -> dict[str, str]:
                 others = np.delete(runs, number, axis=0).mean()
                 left_out.append(own.low is None or own.high is None or not own.low <= others <= own.high)
         found[metric] = (
-            f"{100 * np.median(shares):.0f} % of a piece's variance is between starts (median of {len(cells)} cells; more than a tenth "
-            f"in {sum(share > 0.1 for share in shares)}); F says so in {tests}; a 95 % interval of one start's pieces leaves "
-            f"out the mean of the others in {100 * np.mean(left_out):.0f} %"
+            f"{100 * np.median(shares):.0f}% of a piece's variance is between starts (median of {len(cells)} cells; more than a tenth "
+            f"in {sum(share > 0.1 for share in shares)}); F says so in {tests}; a 95% interval of one start's pieces leaves "
+            f"out the mean of the others in {100 * np.mean(left_out):.0f}%"
         )
     return found
 
@@ -247,8 +247,8 @@ def main() -> int:
         margin = 3 * math.sqrt(max(false * (1 - false), 1e-4) / wishes.campaigns)
         beyond += false + margin >= LIMIT
         print(
-            f"{'BEYOND' if false + margin >= LIMIT else 'kept'}: {100 * false:.2f} ± {100 * margin:.2f} % of campaigns have a "
-            f"false answer; {sharing}, {kind}; {100 * without:.0f} % of questions without an answer",
+            f"{'BEYOND' if false + margin >= LIMIT else 'kept'}: {100 * false:.2f} ± {100 * margin:.2f}% of campaigns have a "
+            f"false answer; {sharing}, {kind}; {100 * without:.0f}% of questions without an answer",
             flush=True,
         )
     for name, (pattern, record_s) in SETS.items():
@@ -260,8 +260,8 @@ def main() -> int:
             most_without = max(most_without, without)
             same = next(n for n in count(3) if fixed(random, wanted, cells, whole, wishes.replays, n) <= most_without)
             print(
-                f"{name}, runs of {length_s:g} s: {repeats:.1f} repeats of a cell in the mean, {100 * without:.1f} % of questions "
-                f"without an answer; fixed repeats of {record_s:g} s take {same} of every cell for {100 * most_without:.1f} %, "
+                f"{name}, runs of {length_s:g} s: {repeats:.1f} repeats of a cell in the mean, {100 * without:.1f}% of questions "
+                f"without an answer; fixed repeats of {record_s:g} s take {same} of every cell for {100 * most_without:.1f}%, "
                 f"{same * record_s / (repeats * length_s):.1f} times as long; "
                 f"{same * (record_s + AROUND_S) / (repeats * (length_s + AROUND_S)):.1f} times with {AROUND_S:g} s around each run",
                 flush=True,

@@ -177,7 +177,7 @@ def test_the_page_of_pods_says_what_pods_and_processes_measured():
         if workload == "resnet50":
             beside, low, high = processes[(*cell, "throughput")]
             assert of_processes.startswith(f"{beside:.0f} ± {(high - low) / 2:.0f}, ")
-            signed = f"{100 * (throughput / beside - 1):+.1f} %"
+            signed = f"{100 * (throughput / beside - 1):+.1f}%"
             assert difference == signed.replace("-", "\N{MINUS SIGN}")
 
 
@@ -188,20 +188,20 @@ def test_the_page_of_pods_says_what_every_mode_measured():
         cell, means = (workload, int(replicas), mode.lower()), []
         for kind, text in (("", sides[0]), ("local-", sides[2])):
             measured = measured_by(f"h200-cluster-{workload}-{kind}2026*")
-            limits = "12 %" if kind and mode == "MPS" else ""
+            limits = "12%" if kind and mode == "MPS" else ""
             figures = [measured.get((*cell, limits, measure), [0])[0] for measure in (*POD_MEASURES, "fairness")]
             means.append(figures)
             shown = [float(part.replace(",", "")) for part in re.split(r", (?=\S)", text.replace(DASH, "0"))]
             scaled = [figures[0], 1e3 * figures[1], 1e3 * figures[2], figures[3] if replicas != "1" else 0]
             assert shown == [pytest.approx(figure, rel=6e-3, abs=0.006) for figure in scaled]
-        told = [f"{100 * (of_pods / beside - 1):+.1f} %" for of_pods, beside in zip(*means, strict=True)][:2]
+        told = [f"{100 * (of_pods / beside - 1):+.1f}%" for of_pods, beside in zip(*means, strict=True)][:2]
         assert difference.replace("\N{MINUS SIGN}", "-") == ", ".join(told)
 
 
 def test_the_page_of_pods_says_what_shares_and_green_contexts_measured():
     measured = measured_by("sm-shares-*")
     for sharing, _, *shown in rows_of_table(CLUSTER, "## Which multiprocessors"):
-        limits = re.findall(r"[0-9.]+ %", sharing)
+        limits = re.findall(r"[0-9.]+%", sharing)
         cell = "resnet50", 8, "mps" if limits else "green-contexts", *(limits or [""])
         for (measure, scale), text in zip(SM_MEASURES, shown, strict=True):
             mean, low, high = measured[(*cell, measure)]

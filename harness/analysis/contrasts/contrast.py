@@ -6,7 +6,7 @@ interleaved`` or ``random``) are paired by repeat from five pairs on, conditions
 A contrast is corrected (Holm 1979) for its family, which the plan fixes: the metrics of ``COMPARED``, at every place where the same
 two values were planned against each other for the same workload and the same campaigns. E.g. MPS against time-slicing at 1, 3 and 8
 replicas is one family, whatever else was measured; so no p depends on which archives stand beside, nor on which section asks. A
-metric that is not of those is a family of its own over the same places. The interval has 95 %; where the correction alone keeps a
+metric that is not of those is a family of its own over the same places. The interval has 95%; where the correction alone keeps a
 difference from being significant, it is widened to the corrected level, so that it always holds 1 where no difference is
 significant, and leaves it out where one is.
 
@@ -34,7 +34,7 @@ from harness.spec import Order
 
 MIN_BLOCKS = 5
 """Pairs. Fewer lose more by their degrees of freedom than they win where runs resemble their neighbours: of three against three,
-5 % apart with a spread of 2 %, pairs find 40 %, independent runs 52 %; and these err the less the more runs resemble each other."""
+5% apart with a spread of 2%, pairs find 40%, independent runs 52%; and these err the less the more runs resemble each other."""
 COMPARED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "energy")
 Value = Callable[[MeasuredRun], float | None]
 """A metric of one run; None where it does not have it."""
@@ -64,9 +64,9 @@ class Contrast:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether, and in which direction, the candidate differs at 5 %."""
+        """Whether, and in which direction, the candidate differs at 5%."""
         if self.corrected_p is None:
-            return Outcome.UNKNOWN
+            return Outcome.INCONCLUSIVE
         if self.corrected_p >= SIGNIFICANCE:
             return Outcome.NOT_SIGNIFICANT
         return Outcome.HIGHER if self.ratio.mean > 1 else Outcome.LOWER
@@ -85,12 +85,12 @@ class Contrast:
     @property
     def sentence(self) -> str:
         """The outcome in words."""
-        if self.outcome is Outcome.UNKNOWN:
+        if self.outcome is Outcome.INCONCLUSIVE:
             single = self.ratio.n == 1
             return f"{self.outcome}: {'a single run has no spread; repeat it' if single else self.ratio.note}"
         if not self.significant:
             return str(self.outcome)
-        return f"{100 * abs(self.ratio.mean - 1):.1f} % {self.outcome}"
+        return f"{100 * abs(self.ratio.mean - 1):.1f}% {self.outcome}"
 
 
 _Arm = tuple[str, frozenset[Path], tuple[object, ...]]

@@ -1,7 +1,7 @@
 """Whether a campaign that ran again gives the published figures: cell by cell agrees, differs, or cannot be decided.
 
 Two stages (Stein 1945): the spread of the repeats that ran first, and never their means, says how many more it takes; then
-the ratio is looked at once, and its interval keeps the 95 % of one that was planned.
+the ratio is looked at once, and its interval keeps the 95% of one that was planned.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def wanted(published: CampaignAnalysis, measures: Sequence[str] | None = None, *
         UsageError: a tolerance or a measure that cannot be, or that no published cell has.
     """
     if not 0 < within < 1:
-        raise UsageError(f"a tolerance of {100 * within:g} % cannot be.", advice="Give one above 0 and below 100 %.")
+        raise UsageError(f"a tolerance of {100 * within:g}% cannot be.", advice="Give one above 0 and below 100%.")
     unknown = [name for name in measures or () if name not in ALL]
     if unknown:
-        raise UsageError(f"{', '.join(unknown)} is no figure of a report.", advice=f"Figures are {', '.join(ALL)}.")
+        raise UsageError(f"{', '.join(unknown)} is not a metric of a report.", advice=f"Metrics are {', '.join(ALL)}.")
     had = [name for name in ALL if any(name in cell.estimates for cell in published.cells)]
     absent = [name for name in measures or () if name not in had]
     if absent:
@@ -164,7 +164,7 @@ def reproduction(
 ) -> Reproduction:
     """Hold every published cell against the same cell of the campaign that ran again, and of those with its further repeats (``more``).
 
-    ``within``: relative difference that counts as none, e.g. 0.1 for 10 %. ``measures``: what is compared, where the published cell
+    ``within``: relative difference that counts as none, e.g. 0.1 for 10%. ``measures``: what is compared, where the published cell
     has it; None: those of COMPARED. Raises UsageError for a tolerance or a measure that cannot be, or campaigns without a cell in
     common.
     """

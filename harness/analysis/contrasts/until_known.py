@@ -231,7 +231,7 @@ def _look(
     taken: Mapping[str, Sequence[Figures]],
     question: RepeatQuestion,
 ) -> RepeatQuestion:
-    """An open question after this block; ``share``: of the usual 5 %, what its interval may err in; ``taken``: runs by cell."""
+    """An open question after this block; ``share``: of the usual 5%, what its interval may err in; ``taken``: runs by cell."""
     sides, metric = [taken[side.experiment_id(0)] for side in question.sides], question.metric
     if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
         return replace(question, state=State.NOT_MEASURED, repeats=block)
@@ -273,14 +273,14 @@ def _needed(cells: Sequence[CellSpec], verdicts: Sequence[RepeatQuestion]) -> li
 
 
 def _least_variance(figures: Sequence[Sequence[float]]) -> float:
-    """Sum of the sides' squared coefficients of variation, at the low end of its 95 % interval (Wilson and Hilferty 1931)."""
+    """Sum of the sides' squared coefficients of variation, at the low end of its 95% interval (Wilson and Hilferty 1931)."""
     freedom = sum(len(runs) - 1 for runs in figures)
     chi_square = freedom * (1 - 2 / (9 * freedom) + _CHI_TAIL * math.sqrt(2 / (9 * freedom))) ** 3
     return sum((t_interval(runs).cv or 0.0) ** 2 for runs in figures) * freedom / chi_square
 
 
 def share_of_error(wanted: UntilKnown, block: int) -> float:
-    """Of the usual 5 %, what all intervals of the look after this block may err in together."""
+    """Of the usual 5%, what all intervals of the look after this block may err in together."""
     error = 1 - wanted.decide if wanted.best_mode else SIGNIFICANCE
     return share_of_look(wanted, block) * error / SIGNIFICANCE
 

@@ -125,7 +125,7 @@ def _worst_p99(run: Run) -> float:
 def _shared_rates(run: Run) -> list[float]:
     """Of several replicas of which one at least served."""
     if len(run.replica_rates) < 2:
-        raise NotMeasuredError("one replica has nobody to share with")
+        raise NotMeasuredError("one replica shares with no other")
     if not max(run.replica_rates):
         raise NotMeasuredError("nothing was served, so there is nothing to share")
     return run.replica_rates
@@ -248,7 +248,7 @@ _METRICS = (
         "gpu_sm_active",
         "SM active",
         "%",
-        "Share of the streaming multiprocessors with work on them, mean over time and GPUs: how full the GPU was. GPU "
+        "Share of the SMs with work, mean over time and GPUs: how full the GPU was. GPU "
         "utilisation says only that some kernel ran.",
         _sm_active,
     ),
@@ -375,8 +375,7 @@ OF_REPLICAS: Mapping[str, ResultMetric] = {
             "replica_power",
             "Power of a replica",
             "W",
-            "What its GPU drew above its idle power, which is nobody's: all of it where the replica is alone there, else the share that "
-            "the sharing mode's measured way gives it.",
+            "Its GPU's power above idle: all of it for a replica alone, else the share by the sharing mode's method.",
             None,
         ),
         _less(

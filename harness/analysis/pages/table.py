@@ -15,6 +15,7 @@ from harness.analysis.format import (
     DASH,
     TIMES,
     interval_parts,
+    join_unit,
     markdown,
     number,
     ratio_interval,
@@ -164,7 +165,7 @@ def figure_entry(
     if estimate is None:
         return absent(reason)
     mean, half, name = interval_parts(estimate, unit, least)
-    return Entry(f"{mean} {name}".strip(), tuple(filter(None, (half, *remarks))), value=estimate.mean)
+    return Entry(join_unit(mean, name), tuple(filter(None, (half, *remarks))), value=estimate.mean)
 
 
 def ratio_entry(estimate: Estimate | None, reason: str = "not measured", unit: str = TIMES) -> Entry:
@@ -172,4 +173,4 @@ def ratio_entry(estimate: Estimate | None, reason: str = "not measured", unit: s
     if estimate is None:
         return absent(reason)
     interval = ratio_interval(estimate) if estimate.half_width is not None else ""
-    return Entry(f"{number(estimate.mean)} {unit}".strip(), (interval,) if interval else (), value=estimate.mean)
+    return Entry(join_unit(number(estimate.mean), unit), (interval,) if interval else (), value=estimate.mean)

@@ -40,7 +40,7 @@ def _scaling_metrics(analysis: CampaignAnalysis) -> tuple[list[str], list[str]]:
     first = [*_FIRST, *(_ON_GPU if on_gpu else _ON_CPU)]
     more = [*_MORE, *(_MORE_ON_GPU if on_gpu else _MORE_ON_CPU)]
     if _SM_ACTIVE in measured:
-        more[more.index("gpu_utilization")] = _SM_ACTIVE  # The other is 100 % as soon as some kernel always runs.
+        more[more.index("gpu_utilization")] = _SM_ACTIVE  # The other is 100% as soon as some kernel always runs.
     if all(experiment.data.manifest.inputs_per_request == 1 for experiment in analysis.experiments):
         more.remove("inputs")  # The same number twice.
     return first, more
@@ -127,7 +127,7 @@ def _overhead_entry(overhead: Overhead | str) -> Entry:
         return Entry(DASH, reason=overhead, badge=Outcome.INCONCLUSIVE.value)
     interval = whole_interval(overhead.percent)
     return Entry(
-        f"{number(overhead.percent.mean)} %",
+        f"{number(overhead.percent.mean)}%",
         (interval,) if interval else (),
         overhead.why if overhead.outcome is Outcome.INCONCLUSIVE else "",
         overhead.percent.mean,

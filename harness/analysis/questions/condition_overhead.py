@@ -121,7 +121,7 @@ class Interference:
             cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {self.modes[key]}"
             names = [min(by_measure, key=lambda name: _gravity(by_measure[name]))] if gravest else by_measure
             parts = "; ".join(f"{METRICS[name].title}: {in_words(by_measure[name])}" for name in names)
-            limit = f"limit {self.limit_percent:g} %"
+            limit = f"limit {self.limit_percent:g}%"
             sentences.append(f"{key.condition} against {self.baseline} ({cell}), {limit}: {parts}.")
         return sentences
 
@@ -213,12 +213,12 @@ def _gravity(overhead: Overhead | str) -> int:
 
 
 def in_words(overhead: Overhead | str) -> str:
-    """The outcome and what it rests on: ``12.0 % overhead (95 % interval 9.1 to 14.8 %): fail``."""
+    """The outcome and what it rests on: ``12.0% overhead (95% interval 9.1 to 14.8%): fail``."""
     if isinstance(overhead, str):
         return f"{Outcome.INCONCLUSIVE.value}, {overhead}"
     percent = overhead.percent
-    size = f"{number(percent.mean)} % overhead"
-    interval = f" (95 % interval {bounds} %)" if (bounds := whole_interval(percent)) else ""
+    size = f"{number(percent.mean)}% overhead"
+    interval = f" (95% interval {bounds}%)" if (bounds := whole_interval(percent)) else ""
     reason = f", {overhead.why}" if overhead.outcome is Outcome.INCONCLUSIVE else ""
     return f"{size}{interval}: {overhead.outcome.value}{reason}"
 
@@ -230,7 +230,7 @@ def judge(percent: Estimate, limit_percent: float) -> tuple[Outcome, str]:
         return outcome, percent.note
     if outcome is not Outcome.INCONCLUSIVE:
         where = "below" if outcome is Outcome.PASS else "above"
-        return outcome, f"the whole interval lies {where} {limit_percent:g} %"
+        return outcome, f"the whole interval lies {where} {limit_percent:g}%"
     needed = _repeats_needed(percent, limit_percent)
     advice = f"try {needed} repeats" if needed else "it is too close to the limit"
     return outcome, f"the interval includes the limit; {advice}"

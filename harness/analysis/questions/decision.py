@@ -132,7 +132,7 @@ class Decision:
     @property
     def sharing_gain(self) -> str:
         """What sharing gains against one replica alone, in words; empty where that was not measured."""
-        if self.alone is None or self.alone.outcome is Outcome.UNKNOWN:
+        if self.alone is None or self.alone.outcome is Outcome.INCONCLUSIVE:
             return ""
         cell, doubt = self.alone.candidate, "" if self.alone.significant else ", not significant"
         more = percent_more(self.alone.ratio)
@@ -343,7 +343,7 @@ def _weak(cells: Sequence[Cell]) -> Iterator[str]:
         yield f"{degraded} of {len(cells)} configurations have DEGRADED runs, which are counted."
     few = min(len(cell.used) for cell in cells)
     if few < 3:
-        yield f"A configuration has {few} runs; 3 or more tell its spread better."
+        yield f"A configuration has {few} runs; 3 or more show its spread better."
 
 
 def _plain(mode: str) -> str:

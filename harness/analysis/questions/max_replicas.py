@@ -155,7 +155,7 @@ def _law_in_words(scaling: Scaling) -> str:
         return f"{scaling.best.law.name}: {scaling.best.law.formula}{full}"
     if scaling.nearest and scaling.nearest.p is not None:
         near = scaling.nearest
-        return f"no law fits; the nearest, {near.law.name}, is off by up to {100 * near.off:.1f} % (p = {near.p:.2g})"
+        return f"no law fits; the nearest, {near.law.name}, is off by up to {100 * near.off:.1f}% (p = {near.p:.2g})"
     return f"not known: {scaling.reason}"
 
 

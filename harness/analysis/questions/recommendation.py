@@ -103,7 +103,7 @@ class Choice:
         against = f"{change[0]} vs {rival}{f' ({change[1]})' if change[1] else ''}" if change[0] else f"vs {rival}"
         if not self.clear:
             other = quantity(self.goal.mean(self.next[1]), self.goal.unit)
-            unclear = "cannot tell: repeat it" if self.outcome is Outcome.UNKNOWN else "no clear winner"
+            unclear = "inconclusive: repeat it" if self.outcome is Outcome.INCONCLUSIVE else "no clear winner"
             value = Entry(f"{_shown(self.best)} {value.mean}; {rival} {other}", value=value.value)
             return {
                 "Best": unclear,
@@ -116,7 +116,7 @@ class Choice:
     @property
     def outcome(self) -> Outcome:
         """Of the best against the runner-up."""
-        return self.gain.outcome if self.gain else Outcome.UNKNOWN
+        return self.gain.outcome if self.gain else Outcome.INCONCLUSIVE
 
     @property
     def clear(self) -> bool:

@@ -205,7 +205,7 @@ def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
             busy = alone.estimates.get("gpu_utilization") if alone else None
             if busy and busy.mean < BUSY_PERCENT:
                 missing.append(
-                    f"{workload}: one replica alone keeps the GPU {busy.mean:.0f} % busy, so that sharing fills idle time, and "
+                    f"{workload}: one replica alone keeps the GPU {busy.mean:.0f}% busy, so that sharing fills idle time, and "
                     "the cost of switching is unknown. A larger batch_size or execution: cuda-graph would keep it busy."
                 )
             for key in (CellKey(workload, count) for count in arm.counts(workload) if count > 1):
@@ -228,7 +228,7 @@ def switching_answer(comparison: Comparison, _query: ComparisonQuery) -> Questio
             "Replicas": str(cost.replicas),
             "Against": cost.against,
             "Extra time per request": figure_entry(cost.extra_s, "s", least=-math.inf),
-            "Of its time": f"{100 * cost.share:+.1f} %",
+            "Of its time": f"{100 * cost.share:+.1f}%",
             "p": absent("a single run has no spread") if cost.p is None else f"{cost.p:.2g}",
         }
         for cost in costs
@@ -324,7 +324,7 @@ def price_answer(comparison: Comparison, query: ComparisonQuery) -> QuestionAnsw
     columns = {"Energy": column(kwh_of, "kWh", "energy"), "GPU time": column(gpu_hours_of, "h", "throughput")}
     missing = []
     if not any(per_million(cell, kwh_of) for *_, cell in comparison.cells()):
-        missing.append("Energy takes a GPU that tells its power.")
+        missing.append("Energy needs a GPU that reports its power.")
     if query.priced:
         columns["Cost"] = column(cost_of(query), query.currency, "energy")
     else:

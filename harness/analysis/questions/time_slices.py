@@ -68,7 +68,7 @@ def turns(processes: Sequence[Slices]) -> Turns | None:
 
 @dataclass(frozen=True, slots=True)
 class TimeSlices:
-    """Over repeats: means of each repeat's own figure, with 95 % intervals between the repeats.
+    """Over repeats: means of each repeat's own figure, with 95% intervals between the repeats.
 
     Medians of turns and switches, None where there was none, with the 5th and 95th percentile over all of them; how many
     switches were seen; percent of the GPU's time in which nobody ran, and in which two or more did.
@@ -99,11 +99,11 @@ def sentence(seen: TimeSlices, processes: int) -> str:
     """The answer, for people."""
     if seen.slice_s is None or seen.switch_s is None:
         if seen.together_percent.mean < _SIDE_BY_SIDE_PERCENT:
-            return f"No whole turn of the {processes} processes was seen: watch for longer with --seconds."
-        return f"The {processes} processes ran side by side: nobody waited for a turn."
+            return f"No whole time slice of the {processes} processes was seen: record longer with --seconds."
+        return f"The {processes} processes ran at the same time: none waited for a time slice."
     return (
-        f"The {processes} processes take turns of {with_interval(seen.slice_s, 's')}. A switch takes "
-        f"{with_interval(seen.switch_s, 's')}, so that {seen.switching_percent.mean:.1f} % of the GPU's time go to nobody."
+        f"Each of the {processes} processes gets time slices of {with_interval(seen.slice_s, 's')}. A context switch takes "
+        f"{with_interval(seen.switch_s, 's')}: {seen.switching_percent.mean:.1f}% of the GPU's time."
     )
 
 
@@ -111,14 +111,14 @@ def rows(seen: TimeSlices) -> list[tuple[str, str, str]]:
     """A table of the figures: name, value with its interval between repeats, range of the single turns."""
     lines = []
     for name, median, ends in (
-        ("turn", seen.slice_s, seen.slice_s_range),
-        ("switch", seen.switch_s, seen.switch_s_range),
+        ("time slice", seen.slice_s, seen.slice_s_range),
+        ("context switch", seen.switch_s, seen.switch_s_range),
     ):
         span = " to ".join(quantity(end, "s") for end in ends) if ends else DASH
         lines.append((name, with_interval(median, "s") if median else DASH, span))
     return [
         *lines,
-        ("time of the GPU that nobody has", with_interval(seen.switching_percent, "%"), DASH),
+        ("GPU time lost to switching", with_interval(seen.switching_percent, "%"), DASH),
         ("time in which two or more run", with_interval(seen.together_percent, "%"), DASH),
     ]
 

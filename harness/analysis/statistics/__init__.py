@@ -34,7 +34,7 @@ _WIDEST = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean of ``n`` independent values, and how well it is known: the ends of its 95 % interval, None when there is none.
+    """A mean of ``n`` independent values, and how well it is known: the ends of its 95% interval, None when there is none.
 
     ``cv``: standard deviation / mean; None below two values or at mean 0. ``note``: why there is no interval, or what weakens it.
     """
@@ -63,8 +63,6 @@ class Outcome(StrEnum):
     HIGHER = "higher"
     LOWER = "lower"
     NOT_SIGNIFICANT = "no significant difference"
-    UNKNOWN = "cannot tell"
-    """There is no interval."""
     AGREES = "agrees"
     """The whole interval lies within the tolerance."""
     DIFFERS = "differs"
@@ -74,6 +72,7 @@ class Outcome(StrEnum):
     FAIL = "fail"
     """It is beyond the limit altogether."""
     INCONCLUSIVE = "inconclusive"
+    """The interval reaches over the limit, or there is none."""
 
 
 def within(ratio: Estimate, tolerance: float) -> Outcome:
@@ -94,7 +93,7 @@ def keeps(estimate: Estimate, limit: float) -> Outcome:
 
 
 def t_interval(values: Sequence[float], share: float = 1.0, least: float = -math.inf) -> Estimate:
-    """Mean of independent repeats with Student's 95 % interval; a single value has none.
+    """Mean of independent repeats with Student's 95% interval; a single value has none.
 
     ``share``: see ``student``. What the interval has below ``least``, where no value can be, is cut off. Raises ValueError
     without any value.
@@ -192,13 +191,13 @@ class LogRatio:
     def careful(self) -> LogRatio:
         """The same with the degrees of freedom of the shorter arm (Hsu 1938), for a p that is to be corrected.
 
-        For p far below 5 % Welch's number, which is an estimate, errs: of families of five, three runs against three with spreads of 5 and
-        0.5 %, 8 % hold a false alarm; with these 3 %.
+        For p far below 5% Welch's number, which is an estimate, errs: of families of five, three runs against three with spreads of 5 and
+        0.5%, 8% hold a false alarm; with these 3%.
         """
         return replace(self, freedom=min(self.freedom, max(self.n - 1, 1)))
 
     def estimate(self, share: float = 1.0) -> Estimate:
-        """The ratio with its 95 % interval; ``share``: see ``student``."""
+        """The ratio with its 95% interval; ``share``: see ``student``."""
         mean = math.exp(self.centre)
         if self.error is None:
             return Estimate(mean, None, None, self.n, None, self.note)
@@ -247,14 +246,14 @@ def paired(numerator: Sequence[float], denominator: Sequence[float]) -> LogRatio
 def ratio(
     numerator: Sequence[float], denominator: Sequence[float], share: float = 1.0, *, first: int | None = None
 ) -> Estimate:
-    """``unpaired`` as an estimate with its 95 % interval; ``share``: see ``student``. Raises ValueError likewise."""
+    """``unpaired`` as an estimate with its 95% interval; ``share``: see ``student``. Raises ValueError likewise."""
     return unpaired(numerator, denominator, first=first).estimate(share)
 
 
 def runs_needed(
     numerator: Sequence[float], denominator: Sequence[float], margin: float, most: int, share: float = 1.0
 ) -> int | None:
-    """Runs of the numerator, those there are included, until the interval of the ratio likely (95 %) lies within ``margin`` of 1.
+    """Runs of the numerator, those there are included, until the interval of the ratio likely (95%) lies within ``margin`` of 1.
 
     That is so where the true ratio is 1. It follows from the spreads alone, so that who runs as many and then looks errs no more often
     than the interval says. ``margin``: e.g. 0.1: from 1 / 1.1 to 1.1. ``most``: runs that there may be; the answer where they could
@@ -295,7 +294,7 @@ def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
     """Degrees of freedom of the difference of two means with these variances.
 
     Welch's (Satterthwaite 1946), with one more term for arms of unlike length: the spread of the shorter arm is badly known, and where
-    it comes out small by chance, Welch's number is too large (errs in 11 % of comparisons of 2 runs against 10). The term is 0 for
+    it comes out small by chance, Welch's number is too large (errs in 11% of comparisons of 2 runs against 10). The term is 0 for
     equal lengths, and where one variance is all; its weight is found by ``tests/benchmarks/statistics_coverage.py``.
     """
     (few, short), (many, long) = sorted([(runs - 1, first), (other_runs - 1, second)])
@@ -305,9 +304,9 @@ def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
 
 
 def student(freedom: float, share: float = 1.0) -> float:
-    """Student's t of the 95 % interval.
+    """Student's t of the 95% interval.
 
-    ``share``: how much of the 5 % this interval may err in; less than 1 where it is one of several that were looked at.
+    ``share``: how much of the 5% this interval may err in; less than 1 where it is one of several that were looked at.
     """
     return student_quantile(float(freedom), 1 - SIGNIFICANCE * share / 2)
 
@@ -325,7 +324,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def corrected(test: LogRatio, others: Iterable[float], share: float = 1.0) -> tuple[Estimate, float, float]:
     """The ratio of a test that has a p, its p, and that after Holm's correction with those of the others, which are careful ones.
 
-    ``share``: of the usual error of 5 % (see ``student``).
+    ``share``: of the usual error of 5% (see ``student``).
     """
     p, careful = (min((known.p or 0.0) / share, 1.0) for known in (test, test.careful))
     after = holm([careful, *others])[0]

@@ -75,7 +75,7 @@ LATENCY_LAWS = (
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One law fitted, its parameters with 95 % intervals (Student's t on the linearised problem).
+    """One law fitted, its parameters with 95% intervals (Student's t on the linearised problem).
 
     ``fits``: whether the measurements do not contradict it, by the ``p`` of the lack-of-fit test; None when that cannot be tested.
     ``off``: largest deviation of a measured mean from the curve, as a share of it. ``residual``: sum of squared logarithms.
@@ -185,7 +185,7 @@ def _intervals(law: Law, values: Floats, jacobian: Floats, residual: float, runs
     if freedom <= 0:
         note = "as many parameters as runs"
     elif np.linalg.matrix_rank(information) < len(values):
-        note = "the runs do not tell it from the other parameters"
+        note = "the runs cannot separate it from the other parameters"
     else:
         halves = student(freedom) * np.sqrt(np.diag(np.linalg.inv(information)) * residual / freedom)
     intervals = {}

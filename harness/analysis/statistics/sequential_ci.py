@@ -5,7 +5,7 @@ The recording is cut into 40 slices, up to 63, of equal length, which double in 
 autocorrelated values (first order, corrected for bias as Kendall 1954 does and raised by 0.6 of its standard error). Percentiles
 go through the share of requests below them and back (Woodruff 1952); where every slice has requests enough for a percentile of its
 own, through those. Whoever looks often, and stops at the first narrow interval, picks the luckily narrow ones (Chow and Robbins
-1965): looks are 10 % apart, and two in a row have to agree. ``tests/benchmarks/stop_when_known.py`` holds the coverage of the
+1965): looks are 10% apart, and two in a row have to agree. ``tests/benchmarks/stop_when_known.py`` holds the coverage of the
 intervals at the stop against series of known truth.
 """
 
@@ -53,7 +53,7 @@ QUANTILES: Mapping[str, float] = {"latency_p50_exact": 0.5, "latency_p95_exact":
 _BIN_WIDTH = 0.002
 _LOWEST_S = 1e-6
 _BINS = math.ceil(math.log(1e9) / math.log1p(_BIN_WIDTH))
-"""Latencies from a microsecond to 1000 s, each known to 0.2 %."""
+"""Latencies from a microsecond to 1000 s, each known to 0.2%."""
 
 _Counts = npt.NDArray[np.int64]
 
@@ -104,7 +104,7 @@ class Requests:
         if whole < MIN_SLICES or requests < MIN_REQUESTS:
             note = f"{requests} requests in {self._until_s:g} s are too few to say"
             return {name: Estimate(math.nan, None, None, whole, None, note) for name in metrics}
-        # A counter is wrong by up to 1 at either end: half of the 95 % interval of what that does to the rate.
+        # A counter is wrong by up to 1 at either end: half of the 95% interval of what that does to the rate.
         rounding = student(math.inf) * math.sqrt(self._counters / 6) / self._until_s
         return {
             name: _percentile(histograms, counts, QUANTILES[name])
@@ -122,7 +122,7 @@ class Requests:
 
 
 def half_width(values: Floats, caution: float = CAUTION) -> float:
-    """Half of the 95 % interval of the mean of autocorrelated values, in their unit.
+    """Half of the 95% interval of the mean of autocorrelated values, in their unit.
 
     ``values``: one per slice, at least 32. ``caution``: standard errors by which the autocorrelation is raised.
     """

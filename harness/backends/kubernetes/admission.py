@@ -40,7 +40,7 @@ _REFUSALS = {
         re.compile("RuntimeClass"),
         "Apply it (playbooks/cluster.yml does), or set `kubernetes.runtime_class: null` where CDI hands the GPU out.",
     ),
-    "priority class": (re.compile("PriorityClass"), "Make it, or take one of: kubectl get priorityclasses"),
+    "priority class": (re.compile("PriorityClass"), "Create it, or use one of: kubectl get priorityclasses"),
     "pod security": (re.compile("violates PodSecurity"), "Replicas pass `restricted`: is it a policy of another name?"),
     "quota": (
         re.compile(

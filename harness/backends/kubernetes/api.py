@@ -155,7 +155,7 @@ class KubernetesApi:
                 labels = body["metadata"]["labels"]
                 if there is not None and not labels.items() <= (there["metadata"].get("labels") or {}).items():
                     raise ClusterError(
-                        f"Somebody else's {what} is in namespace {self.namespace}.",
+                        f"Another user's {what} is in namespace {self.namespace}.",
                         advice="Delete or rename it: its labels are not this campaign's, and so it is left alone.",
                     )
                 # Applied, not posted: the parameters of a claim that was posted are kept byte for byte, and whoever takes its
@@ -331,11 +331,11 @@ def _parsed(answer: urllib3.BaseHTTPResponse) -> Object:
         parsed = json.loads(answer.data)
     except ValueError as error:
         raise ClusterError(
-            f"The API server's answer is no JSON: {_message(answer.data)!r}.",
+            f"The API server's answer is not JSON: {_message(answer.data)!r}.",
             advice="Is there a login page or a proxy in between?",
         ) from error
     if not isinstance(parsed, dict):
-        raise ClusterError(f"The API server's answer is no object: {_message(answer.data)!r}.")
+        raise ClusterError(f"The API server's answer is not an object: {_message(answer.data)!r}.")
     return parsed
 
 
@@ -368,15 +368,15 @@ def _refused(method: str, path: str, status: int, body: bytes) -> ClusterError:
     what, advice = {
         401: (
             "The API server does not accept these credentials (401",
-            "The token has expired or belongs to another cluster: log in again (kubectl get pods tells).",
+            "The token has expired or belongs to another cluster: log in again (check with kubectl get pods).",
         ),
         403: (
             "The API server forbids it (403",
             "A quota, an admission policy or a missing right: ask the cluster's administrator.",
         ),
-        404: ("There is no such thing (404", "Check the namespace and the context."),
-        409: ("Somebody else changed it at the same time (409", "Run it again."),
-        422: ("The API server does not take it (422", "Fix what it names."),
+        404: ("Not found (404", "Check the namespace and the context."),
+        409: ("Another client changed it at the same time (409", "Run it again."),
+        422: ("The API server rejects it (422", "Fix what it names."),
     }.get(status, (f"The API server answered {status} (it", "Look at its log."))
     return ClusterError(f"{what} on {verb} {path}): {words}.", advice=advice, status=status)
 

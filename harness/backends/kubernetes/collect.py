@@ -90,7 +90,7 @@ def _differences(
     workload, mode, layer = experiment.workload, mode_of(experiment.sharing), layer_in_pod(experiment)
     if layer and layer.preload and layer.preload not in status.get("preloaded", ()):  # with a mere remark of the loader
         needs = "what it needs itself" if layer.preload_image else "it"
-        why = f"runs without the layer's library {layer.preload}: the loader did not take it"
+        why = f"runs without the layer's library {layer.preload}: the loader did not load it"
         advice = (
             f"Is it built for `kubernetes.image`, and {needs} in there? The replica's log has what the loader says."
         )
@@ -111,8 +111,8 @@ def _differences(
     percent = share.percentage(experiment.replicas_per_gpu) if share else None
     sms, whole = status.get("multiprocessors"), (status.get("gpu") or {}).get("multiprocessors")
     if sms and whole and percent is not None and sms <= whole * percent / 100 - SM_STEP:
-        why = f"has {sms} of the {whole} SMs of its GPU ({sms / whole:.1%}), and the campaign says {percent:g} %"
-        advice = "Lend fewer slices, ask for less (`mps.share`), or leave `mps` out and take what the slice has."
+        why = f"has {sms} of the {whole} SMs of its GPU ({sms / whole:.1%}), and the campaign says {percent:g}%"
+        advice = "Configure fewer slices, request less (`mps.share`), or remove `mps` to use what the slice has."
         yield why, advice, ReasonCode.BACKEND
     if limits and status.get("mps_limits", limits) not in (None, limits):  # None: it cannot be seen
         advice = "Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`."
@@ -133,7 +133,7 @@ def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *,
         on_gpu = not by_node and _may_use_gpu(status) and any(map(_may_use_gpu, others))
         key, what = ("gpu_uuid", "GPU") if on_gpu else ("node", "node")
         if not status.get(key):
-            return f"{who} does not say on which GPU it is, so that nobody knows whether it shares one."
+            return f"{who} does not say on which GPU it is, so it is unknown whether it shares one."
         if status[key] not in {other.get(key) for other in others}:
             return f"{who} is on {what} {status[key]}, where {nobody} is."
     return ""

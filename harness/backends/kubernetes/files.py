@@ -101,7 +101,7 @@ def _parts(server: ServerSpec) -> Iterator[tuple[str, bytes]]:
             raise CampaignFileError(
                 f"the files that its requests are made of are larger than {MOST_PARTS * PART_BYTES / 1e6:g} MB when compressed, "
                 f"and no more is carried into a pod ({path}).",
-                advice="Take fewer of its lines: they are asked in turn, again and again.",
+                advice="Use fewer of its lines: they are sent in turn, repeatedly.",
             )
         for number, start in enumerate(parts):
             yield f"{name}.{number:03d}", data[start : start + PART_BYTES]

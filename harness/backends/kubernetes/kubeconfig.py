@@ -60,7 +60,7 @@ def connect(spec: KubernetesSpec) -> ClusterConnection:
             if complaints and not (configuration.api_key or configuration.cert_file):
                 raise ClusterError(
                     f"The login program of the kubeconfig {place} gives no credentials: {'; '.join(complaints)}.",
-                    advice="Install it or log in again; kubectl get pods uses the same program, and tells when it works.",
+                    advice="Install it or log in again; kubectl get pods uses the same program: try that first.",
                 )
     except config.ConfigException as error:
         raise _unusable(spec, place, error) from error

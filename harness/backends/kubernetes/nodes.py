@@ -42,7 +42,7 @@ CLUSTERS_TAINTS = "node.kubernetes.io/"
 LISTED_IMAGES = 50
 """A node's status names this many of its images, the largest; with fewer, what is not named is not there."""
 _FAILED_GPU_ADVICE = (
-    "Read its log. After an Xid it withdraws one slice and lends the others of the same GPU on: "
+    "Read its log. After an Xid it withdraws one slice and still advertises the others of the same GPU: "
     "reset that GPU, or reboot the node, before anything is measured."
 )
 _ROOM_ADVICE = "Reserve less, use fewer replicas, or nodes that have more: `kubernetes.node_selector`."
@@ -102,7 +102,7 @@ def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Issue
         apart = usable and "node-role.kubernetes.io/control-plane" in labels(node)
         if (why := unusable(node, spec)) and not apart:
             severity = IssueLevel.WARNING if usable else IssueLevel.ERROR
-            advice = "Fix the node: kubectl describe node tells more."
+            advice = "Fix the node: kubectl describe node shows more."
             yield Issue(severity, "nodes", f"node {name(node)} takes no replica: {why}.", advice)
     for node in usable:
         for kind in pressures(node):
@@ -127,11 +127,11 @@ def check_gpus(
     if not lending:
         message = f"none of {len(has)} usable nodes advertises {resource}."
         lent = {key for room in has for key, number in room.lends.items() if key.startswith("nvidia.com/") and number}
-        advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not."
+        advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, show why not."
         if less:
             message, advice = f"{message.removesuffix('.')}: {'; '.join(less)}.", _FAILED_GPU_ADVICE
         if lent:
-            advice = f"They lend {', '.join(sorted(lent))}: name that in `kubernetes.gpu_resource`."
+            advice = f"They advertise {', '.join(sorted(lent))}: name that in `kubernetes.gpu_resource`."
         yield Issue(IssueLevel.ERROR, "gpus", message, advice)
         return
     fitting = sum(room.fits({resource: Decimal(spec.gpus_per_replica)}) for room in has)
@@ -261,7 +261,7 @@ def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> It
     without = lacking(nodes, spec, image)
     if without:
         ours = image == spec.image
-        why = f"{OF_THE_NODE} is no registry" if image.startswith(OF_THE_NODE) else "`image_pull_policy: Never`"
+        why = f"{OF_THE_NODE} is not a registry" if image.startswith(OF_THE_NODE) else "`image_pull_policy: Never`"
         yield Issue(
             IssueLevel.ERROR if len(without) == len(nodes) else IssueLevel.WARNING,
             IMAGE,
@@ -311,7 +311,7 @@ def not_ready(node: Object) -> str:
     ready = condition(node, "Ready")
     if ready.get("status") == "True":
         return ""
-    words = f"{ready.get('reason') or 'no condition Ready'}: {ready.get('message') or 'nobody says why'}"
+    words = f"{ready.get('reason') or 'no condition Ready'}: {ready.get('message') or 'no reason given'}"
     return f"node {name(node)} is NotReady: {words}".rstrip(".")
 
 

@@ -33,7 +33,7 @@ HOPELESS_WAITS = {
     "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "RegistryUnavailable": "Is the image's registry running, and can the node reach it?",
     "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
-    "SignatureValidationFailed": "Take an image that is signed as the node's policy asks (/etc/containers/policy.json), or fix that.",
+    "SignatureValidationFailed": "Use an image that is signed as the node's policy requires (/etc/containers/policy.json), or fix that.",
     "InvalidImageName": "Fix the image's name in the campaign file.",
     "CreateContainerConfigError": "Fix what the message names.",
     "CreateContainerError": "Look at the node's container runtime (journalctl -u crio).",

@@ -199,7 +199,7 @@ def _check_queue(api: KubernetesApi, spec: KubernetesSpec) -> Iterator[Issue]:
     place, name = f"namespaces/{spec.namespace}/localqueues", spec.queue_name
     if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in KUEUE_VERSIONS):
         message = f"there is no LocalQueue {name} in the namespace {spec.namespace}."
-        advice = f"Make it, or take one of: kubectl get localqueues --namespace {spec.namespace}"
+        advice = f"Create it, or use one of: kubectl get localqueues --namespace {spec.namespace}"
         yield Issue(IssueLevel.ERROR, "queue", message, advice)
 
 

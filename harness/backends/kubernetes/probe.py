@@ -204,7 +204,7 @@ def _activity(server: PrometheusServer, dialect: Dialect) -> Iterator[Issue]:
     """Whether the exporter reads what the GPU's processors do."""
     ((field,), _) = FIELDS["sm_active_percent"]
     if _value(server, f"group({field}{{{dialect.gpus}}})") is None:
-        message = f"the report will have no SM activity, which tells sharing modes apart: Prometheus has no sample of {field}."
+        message = f"the report will have no SM activity, which distinguishes sharing modes: Prometheus has no sample of {field}."
         advice = "Let the exporter read it: `dcgm_exporter_profiling: true`, or its list of counters (docs/cluster.md)."
         yield Issue(IssueLevel.WARNING, "metrics", message, advice)
 
@@ -259,7 +259,7 @@ def _busy(
     except NoDataError:
         return  # an exporter that is not there is told where its metrics are asked for
     waited = {next(iter(entry.labels.values()), "?"): float(entry.values[-1]) for entry in series}
-    if busy := [f"{name} in {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
+    if busy := [f"{name} in {percent:.0f}%" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
         yield Issue(
             IssueLevel.WARNING,
             "busy",

@@ -133,7 +133,8 @@ class PrometheusServer:
     ) -> None:
         if not _is_http(url):
             raise UsageError(
-                f"{without_password(url)!r} is no address of a Prometheus server.", advice="E.g. http://127.0.0.1:9090"
+                f"{without_password(url)!r} is not an address of a Prometheus server.",
+                advice="E.g. http://127.0.0.1:9090",
             )
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
@@ -280,7 +281,7 @@ class PrometheusServer:
             raise kind(f"{self} refused {_clip(what)}: {_clip(str(error))}", advice=advice) from error
         except (requests.RequestException, ValueError, KeyError, TypeError, AttributeError) as error:
             raise PrometheusError(
-                f"{self} answered something that is no Prometheus answer ({type(error).__name__}).",
+                f"{self} answered something that is not a Prometheus response ({type(error).__name__}).",
                 advice="Check that the address is Prometheus itself and not a proxy's login page.",
             ) from error
 
@@ -383,7 +384,8 @@ def _series(result: Any, where: str) -> list[SampledSeries]:
             series.append(SampledSeries(labels, np.rint(samples[:, 0] * MS_PER_S).astype(np.int64), samples[:, 1]))
     except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
         raise PrometheusError(
-            f"{where} answered something that is no vector and no matrix.", advice="Ask for series, not for a scalar."
+            f"{where} answered something that is neither a vector nor a matrix.",
+            advice="Ask for series, not for a scalar.",
         ) from error
     return series
 

@@ -149,7 +149,7 @@ def mixed(metric: Metric, samples: Sequence[SampledSeries]) -> str:
         if first < last:
             return (
                 f"Prometheus has one {metric.level.value} under two names at once ({label} {thing} and {other}): "
-                "narrow the selector, or give the label that tells nodes apart"
+                "narrow the selector, or give the label that distinguishes nodes"
             )
     return ""
 

@@ -53,7 +53,7 @@ MOST |= {"sm_clock_mhz": 1e5, "memory_clock_mhz": 1e5} | {name: 200.0 for name i
 _MOST = 1e13
 """A value above its column's ``MOST``, or this, is one of the numbers by which DCGM says that it has none."""
 _DEVICE = CATALOGUE["gpu_utilization"]
-_HOST_CPU = "the processors are those of another machine: node_cpu_seconds_total of its node exporter tells of them"
+_HOST_CPU = "the processors are those of another machine: see node_cpu_seconds_total of its node exporter"
 
 Where = Callable[[], AbstractContextManager[tuple[PrometheusServer, Dialect]]]
 """Opens the server and says how it names the GPUs in use."""
@@ -159,7 +159,7 @@ def _fill(into: NDArray[np.float64], times_ms: NDArray[np.int64], samples: Seque
     if column in ACTIVITY:
         samples = [series for series in samples if not series.labels.get(MIG_INSTANCE)]
         if not samples:
-            return "the exporter tells it of each instance of MIG, and not of the GPU"
+            return "the exporter reports it for each MIG instance, not for the GPU"
     parts = by_labels(samples, (MIG_INSTANCE,))
     if column == "memory_bytes" and len(parts) > 1:
         parts.pop(("",), None)

@@ -209,7 +209,7 @@ def workload_image_is_there(node: Node) -> Observation:
 
 @here_check("workloads/namespace", "Run playbooks/workloads.yml again (--tags inference_namespace).")
 def replicas_have_a_closed_place(node: Node) -> Observation:
-    """Replicas have a namespace that takes unprivileged pods only and lets nobody in but Prometheus."""
+    """The replicas' namespace accepts only unprivileged pods, and only Prometheus may connect."""
     name = node.expected.inference_namespace_name
     namespace = _named(node, "namespaces").get(name)
     labels = namespace["metadata"].get("labels", {}) if namespace else {}
@@ -274,7 +274,7 @@ def node_is_labelled(node: Node) -> Observation:
 
 @gpu_check("gpu/features", f"{_GPU_AGAIN}: it labels the nodes.", unit=_KUBELET)
 def node_says_which_gpu_it_has(node: Node) -> Observation:
-    """The labels by which pods choose a GPU say what the driver says: product, memory, count and compute capability."""
+    """The GPU labels agree with the driver: product, memory, count and compute capability."""
     labels = this_node(node)["metadata"].get("labels", {})
     needs(_DISCOVERED not in labels, "GPU feature discovery runs here, and says it")
     if node.expected.by_claims:
@@ -318,7 +318,7 @@ def _listed_devices(node: Node) -> int:
     unit=_KUBELET,
 )
 def node_advertises_its_slices(node: Node) -> Observation:
-    """The node advertises as many slices as its GPUs, the MIG instances asked for and the sharing mode come to; by claims, its driver lists them."""
+    """The node advertises the expected slices; by claims, its driver lists the devices."""
     expectation, devices = node.expected, _devices(node)
     given = this_node(node)["status"].get("allocatable", {})
     counts = {name: int(count) for name, count in given.items() if name.startswith("nvidia.com/")}

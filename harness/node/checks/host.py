@@ -26,7 +26,7 @@ DROP_INS = "/etc/crio/crio.conf.d"
 # Older ones refuse every container that CRI-O makes: "unknown version specified".
 _CRUN_MIN = "1.14.3"
 RUNTIME_ADVICE = (
-    f"A crun has to be {_CRUN_MIN} or newer: take the one that CRI-O's package brings, /usr/libexec/crio/crun."
+    f"A crun has to be {_CRUN_MIN} or newer: use the one that CRI-O's package installs, /usr/libexec/crio/crun."
 )
 _FSTAB = "/etc/fstab"
 _MODULE_FOLDERS = ("/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-load.d")
@@ -217,7 +217,7 @@ def kubelet_keeps_cpus_for_the_system(node: Node) -> Observation:
 
 @profile_check("profile/quiet", f"{_PROFILE_AGAIN}; it masks them.")
 def timers_are_quiet(node: Node) -> Observation:
-    """Units that work at times of their own are masked, and none of them runs."""
+    """Timed units are masked, and none of them runs."""
     units = {name: node.machine.unit(name) for name in node.expected.node_profile_quiet_units}
     loud = [name for name, unit in units.items() if unit.load not in ("masked", "not-found") or unit.active == "active"]
     return no(loud, f"all masked: {listed(units)}")
@@ -225,7 +225,7 @@ def timers_are_quiet(node: Node) -> Observation:
 
 @check("profile/undone", f"{_PROFILE_AGAIN}; it undoes what an earlier run did.")
 def nothing_is_left_of_another_profile(node: Node) -> Observation:
-    """Under the profile default nothing is left of a profile to measure on."""
+    """With the profile default, nothing of the profile measuring remains."""
     measures = node.expected.node_profile_name == "measuring"
     needs(not measures, "the machine is one to measure on (node_profile_name: measuring)")
     paths = ("/etc/node-profile.json", _CPUS_DROP_IN)
@@ -278,7 +278,7 @@ crio_check = partial(check, unit=_CRIO)
 
 @crio_check("crio/files", f"{_CRIO_AGAIN}: it reinstalls a package whose files are missing.")
 def files_are_there(node: Node) -> Observation:
-    """The programs are there: a package can be "installed" and its binary missing."""
+    """The programs are there, not only their package."""
     return no([path for path in _CRIO_FILES if not node.executable(path)], f"executable: {listed(_CRIO_FILES)}")
 
 
@@ -302,7 +302,7 @@ def service_has_read_its_files(node: Node) -> Observation:
 
 @crio_check("crio/proxy", f"{_CRIO_AGAIN}: it writes the proxy's files and restarts CRI-O.")
 def proxy_is_used(node: Node) -> Observation:
-    """CRI-O runs with the proxy of the inventory, where there is one; what may hold its password only root reads."""
+    """CRI-O uses the inventory's proxy; only root can read its password."""
     needs(node.expected.proxy_used, "http_proxy and https_proxy are empty")
     process = node.output("systemctl", "show", "--property=MainPID", "--value", _CRIO).strip()
     environment = dict(pair.partition("=")[::2] for pair in node.text(f"/proc/{process}/environ").split("\0"))
@@ -325,7 +325,7 @@ def socket_is_there(node: Node) -> Observation:
     f"Remove them: CRI-O reads every file in {DROP_INS}, copies, backups and leftovers (99-nvidia.toml) included.",
 )
 def no_stray_configuration(node: Node) -> Observation:
-    """Every file in crio.conf.d is there on purpose: copies and backups would be configuration too."""
+    """crio.conf.d has no other files, such as copies and backups."""
     names = node.machine.listing(DROP_INS)
     strays = [name for name in names if not name.endswith(".conf") or name.startswith(".")]
     return Observation(bool(names) and not strays, "only *.conf files", listed(strays or names))
@@ -333,7 +333,7 @@ def no_stray_configuration(node: Node) -> Observation:
 
 @crio_check("crio/runtimes", RUNTIME_ADVICE)
 def runtimes_are_new_enough(node: Node) -> Observation:
-    """Every runtime that CRI-O is configured with takes the containers of this CRI-O."""
+    """Every configured runtime is compatible with this CRI-O."""
     handlers: dict[str, dict[str, Any]] = crio_settings(node).get("runtimes", {})
     programs = {handler.get("runtime_path") or name for name, handler in handlers.items()}
     old = old_runtimes(node, sorted(programs))

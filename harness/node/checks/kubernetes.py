@@ -23,7 +23,7 @@ _CERTIFICATE_DAYS = 60
 _SNAPSHOTS = "/var/lib/etcd-snapshots"
 # A day, and another in which the machine was off.
 _SNAPSHOT_HOURS = 48
-# A kubelet asks for the next one when at most 30 % and at least 10 % of a year are left.
+# A kubelet asks for the next one when at most 30% and at least 10% of a year are left.
 _SERVING_DAYS = 30
 _SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
 # Run on the node, by the Python that Ansible needs there: question and answer in hexadecimal; UDP may lose one of three.
@@ -91,7 +91,7 @@ def dns_ask(node: Node, address: str, name: str, port: int = 53) -> tuple[bool, 
     "`kubectl get pods -n kube-system -l k8s-app=kube-dns`, and the logs of those and of kube-proxy, say why: pods resolve no name.",
 )
 def cluster_dns_answers(node: Node) -> Observation:
-    """The DNS server that the kubelet gives to pods knows the API server's name, asked from this node."""
+    """The pods' DNS server resolves the API server's name."""
     settings = kubelet_settings(node)
     name = f"kubernetes.default.svc.{settings.get('clusterDomain', 'cluster.local')}"
     answers = [dns_ask(node, str(address), name) for address in settings.get("clusterDNS") or ()]
@@ -109,7 +109,7 @@ def crictl_knows_crio(node: Node) -> Observation:
 
 @kubelet_check("housekeeping/eviction", _HOUSEKEEPING_AGAIN)
 def eviction_is_whole(node: Node) -> Observation:
-    """All eviction signals are on: a partial list switches every other one off."""
+    """All eviction signals are on."""
     settings = kubelet_settings(node)
     signals = set(settings.get("evictionHard") or {})
     missing = _EVICTION_SIGNALS - signals if signals and not settings.get("mergeDefaultEvictionSettings") else []
@@ -118,14 +118,14 @@ def eviction_is_whole(node: Node) -> Observation:
 
 @kubelet_check("housekeeping/images", _HOUSEKEEPING_AGAIN)
 def image_collection_comes_before_eviction(node: Node) -> Observation:
-    """Unused images are removed before the disk is so full that pods are evicted."""
+    """Unused images are removed before pods are evicted."""
     settings = kubelet_settings(node)
     high = int(settings.get("imageGCHighThresholdPercent", 85))
     listed_signals = settings.get("evictionHard") or {}
     defaults_count = not listed_signals or settings.get("mergeDefaultEvictionSettings")
     threshold = str(listed_signals.get("imagefs.available", "15%" if defaults_count else "0%"))
     full = 100 - float(threshold.rstrip("%")) if threshold.endswith("%") else 100.0
-    return Observation(high < full, f"image collection below {full:g} % of the disk", f"{high} %")
+    return Observation(high < full, f"image collection below {full:g}% of the disk", f"{high}%")
 
 
 @check("housekeeping/logs", _HOUSEKEEPING_AGAIN)
@@ -142,7 +142,7 @@ def logs_are_bounded(node: Node) -> Observation:
 
 @check("housekeeping/shutdown", f"{_HOUSEKEEPING_AGAIN} Reboots then end pods cleanly.")
 def shutdown_is_graceful(node: Node) -> Observation:
-    """The kubelet holds a shutdown until pods have ended, and logind lets it for as long as that takes."""
+    """The kubelet delays a shutdown until pods have ended, and logind allows it."""
     period = str(kubelet_settings(node).get("shutdownGracePeriod", "0s"))
     files = node.output("systemd-analyze", "cat-config", "systemd/logind.conf").splitlines()
     delays = [line.partition("=")[2].strip() for line in files if line.startswith("InhibitDelayMaxSec=")]
@@ -158,7 +158,7 @@ def shutdown_is_graceful(node: Node) -> Observation:
     unit="kubelet.service",
 )
 def shutdown_is_held(node: Node) -> Observation:
-    """The kubelet that runs really holds the lock by which a shutdown waits for it; its settings alone do not say so."""
+    """The running kubelet holds the lock by which a shutdown waits for it."""
     process = node.output("systemctl", "show", "--property=MainPID", "--value", "kubelet.service").strip()
     program = node.machine.command("readlink", f"/proc/{process}/exe").stdout.strip()
     needs(program == "/usr/bin/kubelet", "the kubelet is run by another program, which may hold the lock for it")
@@ -169,7 +169,7 @@ def shutdown_is_held(node: Node) -> Observation:
 
 @check("kubeconfig/users", f"{_CONTROL_PLANE_AGAIN}: it gives each user their own copy.", kinds=HERE)
 def users_own_their_kubeconfig(node: Node) -> Observation:
-    """Each user's kubeconfig has mode 0600 and is the user's own: one of root's is "permission denied"."""
+    """Each user's kubeconfig has mode 0600 and belongs to the user."""
     users = node.expected.kubeconfig_users
     seen = [node.private(f"{node.home(user)}/.kube/config", user) for user in users]
     good = all(private for private, _ in seen)
@@ -188,7 +188,7 @@ def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     "Where the control plane was made under another one: set control_plane_endpoint back, or reset and make the cluster anew.",
 )
 def machines_reach_the_control_plane_by_its_endpoint(node: Node) -> Observation:
-    """The node's credentials name the stable endpoint, where there is one; every other question asks the API server by it."""
+    """The node's credentials name the stable endpoint, where there is one."""
     endpoint = node.expected.endpoint
     needs(endpoint, "control_plane_endpoint is empty")
     path = node.expected.kubeconfig
@@ -198,7 +198,7 @@ def machines_reach_the_control_plane_by_its_endpoint(node: Node) -> Observation:
 
 @check("kubernetes/certificates", f"{_CONTROL_PLANE_AGAIN}: it renews what ends within 90 days.", kinds=HERE)
 def certificates_are_valid_for_a_while(node: Node) -> Observation:
-    """No certificate of the control plane ends within two months: without them nothing there starts again."""
+    """No certificate of the control plane ends within two months."""
     said = node.output("kubeadm", "certs", "check-expiration", "--output=json")
     with reading("kubeadm gave no list of certificates"):
         certificates = json.loads(said[said.index("{") :])["certificates"]
@@ -229,7 +229,7 @@ def snapshots_are_taken(node: Node) -> Observation:
     "kubernetes/serving-certificate", "Run playbooks/cluster.yml again: it approves what the kubelet has asked for."
 )
 def serving_certificate_is_signed(node: Node) -> Observation:
-    """The kubelet serves with a certificate of the cluster's authority that is valid for a month: it asks for another before."""
+    """The kubelet's serving certificate is of the cluster's authority and valid for a month."""
     until = ("openssl", "x509", "-noout", "-enddate", "-checkend", str(_SERVING_DAYS * _DAY_S), "-in", _SERVING)
     said = node.machine.command(*until)
     trusted = node.machine.command("openssl", "verify", "-CAfile", "/etc/kubernetes/pki/ca.crt", _SERVING)

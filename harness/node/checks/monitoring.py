@@ -58,7 +58,7 @@ print(json.dumps({"status": status, "body": body, "left_s": left_s}))
 
 def _ask(node: Node, service: str, path: str, *, login: bool = True) -> dict[str, Any]:
     """Status, body and what is left of the certificate (``left_s``) with which a service answers."""
-    said = node.machine.command("python3", "-c", ASK, _FOLDER, service, path, "login" if login else "nobody")
+    said = node.machine.command("python3", "-c", ASK, _FOLDER, service, path, "login" if login else "anonymous")
     if said.exit_code != 0:
         raise CannotLookError(f"{service} was not reached: {(said.stderr.strip().splitlines() or ['nothing'])[-1]}")
     seen: dict[str, Any] = json.loads(said.stdout)
@@ -137,7 +137,7 @@ def grafana_is_in_health(node: Node) -> Observation:
 
 @check("monitoring/certificates", _AGAIN, kinds=HERE)
 def certificates_last(node: Node) -> Observation:
-    """Prometheus and Grafana serve certificates of the node's own authority that go on for 30 days and more."""
+    """Prometheus and Grafana have certificates of the node's authority, valid for 30 days or more."""
     left = {
         service: _ask(node, service, _CLOSED[service], login=False)["left_s"] / _DAY_S for service in _running(node)
     }
@@ -156,7 +156,7 @@ def certificates_last(node: Node) -> Observation:
     kinds=HERE,
 )
 def nobody_is_answered_without_a_login(node: Node) -> Observation:
-    """Prometheus and Grafana refuse who has no login and answer who has, and the passwords are root's alone."""
+    """Prometheus and Grafana require a login, and only root can read the passwords."""
     seen, good = [], True
     for service in _running(node):
         path = _CLOSED[service]

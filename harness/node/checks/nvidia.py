@@ -80,7 +80,7 @@ gpu_check = partial(check, when=require_gpu)
     "nvidia/library", "Reboot: the driver was upgraded while another one is loaded, and no new process gets a GPU."
 )
 def library_is_of_the_loaded_driver(node: Node) -> Observation:
-    """The driver's library is of the version that is loaded, which an unattended upgrade changes until the next boot."""
+    """The driver's library and the loaded module have the same version."""
     loaded, versions = _driver_version(node), _LIBRARY.findall(node.machine.command(*LIBRARIES).stdout)
     needs(loaded != "none" and versions, "there is no loaded driver with a library of its own to compare")
     return Observation(loaded in versions, f"libnvidia-ml.so.{loaded}, as is loaded", listed(versions))
@@ -132,7 +132,7 @@ def _winner(files: list[str]) -> str:
 
 @gpu_check("nvidia/low-level-runtimes", f"{_AGAIN}: it names the runtimes by absolute path. {RUNTIME_ADVICE}")
 def low_level_runtimes_are_found(node: Node) -> Observation:
-    """The toolkit hands over to a runtime that is there and new enough, whatever PATH says."""
+    """The toolkit's low-level runtime exists and is new enough."""
     with reading(f"{_CONFIG} is not TOML"):
         runtimes = tomllib.loads(node.text(_CONFIG)).get("nvidia-container-runtime", {}).get("runtimes", [])
     good = bool(runtimes) and all(path.startswith("/") and node.executable(path) for path in runtimes)
@@ -142,7 +142,7 @@ def low_level_runtimes_are_found(node: Node) -> Observation:
 
 @gpu_check("nvidia/cdi-refresh", f"{_AGAIN}.", unit=_REFRESH[1])
 def description_is_refreshed(node: Node) -> Observation:
-    """The devices are described anew at every boot, and no older description stands in the way."""
+    """The devices are described again at every boot, without older descriptions."""
     bad = [f"{name} not enabled" for name in _REFRESH if node.machine.unit(name).enabled != "enabled"]
     bad += ["/etc/cdi/nvidia.yaml"] if node.machine.stat("/etc/cdi/nvidia.yaml") is not None else []
     return no(bad, "both units enabled, no /etc/cdi/nvidia.yaml")
@@ -166,7 +166,7 @@ def devices_are_described(node: Node) -> Observation:
     when=require_real_gpu,
 )
 def driver_stays_awake(node: Node) -> Observation:
-    """No GPU forgets its clocks and power limits, nor starts anew, between two users."""
+    """GPUs keep clocks and power limits between two users (persistence)."""
     modes = node.output("nvidia-smi", "--query-gpu=persistence_mode", "--format=csv,noheader").split()
     return Observation(bool(modes) and "Disabled" not in modes, "persistence mode enabled", listed(modes))
 
@@ -174,7 +174,7 @@ def driver_stays_awake(node: Node) -> Observation:
 def _managed(node: Node) -> None:
     require_gpu(node)
     ours = node.expected.nvidia_driver_state == "managed"
-    needs(ours, "somebody else installs the driver (nvidia_driver_state is not managed)")
+    needs(ours, "the roles do not install the driver (nvidia_driver_state is not managed)")
 
 
 def _wants_open(node: Node) -> bool:
@@ -209,7 +209,7 @@ def driver_is_the_pinned_one(node: Node) -> Observation:
 
 @driver_check("driver/modules", f"{_DRIVER_AGAIN}, and reboot: the other kind is still loaded.")
 def modules_are_of_the_kind_wanted(node: Node) -> Observation:
-    """The kernel modules of a managed driver are the open or the proprietary ones, as the GPUs or the inventory want."""
+    """A managed driver has the kernel modules (open or proprietary) that the GPUs or the inventory need."""
     text = node.machine.read(_DRIVER)
     seen = "none" if text is None else "open" if "Open Kernel Module" in text else "proprietary"
     return same("open" if _wants_open(node) else "proprietary", seen)
@@ -217,7 +217,7 @@ def modules_are_of_the_kind_wanted(node: Node) -> Observation:
 
 @driver_check("driver/nouveau", f"{_DRIVER_AGAIN}, and reboot.")
 def nouveau_is_off(node: Node) -> Observation:
-    """The driver nouveau is neither loaded nor let in at the next boot, where NVIDIA's is managed."""
+    """With a managed driver, nouveau is neither loaded now nor at the next boot."""
     loaded = node.machine.stat("/sys/module/nouveau") is not None
     barred = "blacklist nouveau" in (node.machine.read("/etc/modprobe.d/node-nvidia-driver.conf") or "")
     seen = f"{'loaded' if loaded else 'not loaded'}, {'blacklisted' if barred else 'not blacklisted'}"
@@ -226,7 +226,7 @@ def nouveau_is_off(node: Node) -> Observation:
 
 @driver_check("driver/held", f"{_DRIVER_AGAIN}; it holds them.")
 def driver_and_kernel_are_held(node: Node) -> Observation:
-    """A managed driver and the kernel that it was built for are held: neither is upgraded without the other."""
+    """A managed driver and its kernel are held."""
     fabric = [node.expected.nvidia_driver_fabric_manager] if _SWITCH.search(devices(node)) else []
     driver = _repository(node).get("open", ["nvidia-open"]) if _wants_open(node) else ["cuda-drivers"]
     kernel = node.output("uname", "-r").strip()

@@ -98,7 +98,7 @@ class Readiness:
             self._elsewhere = self._where_it_listens()
         places = ", ".join(sorted({_shown(place, self._port) for place in self._elsewhere}))
         at_our_port = any(place.port == self._port for place in self._elsewhere)
-        seen = f"nobody listens on {authority(HOST, self._port)}"
+        seen = f"nothing listens on {authority(HOST, self._port)}"
         self._note(seen + (f" (the server listens on {places})" if places else ""), final=at_our_port)
 
     def _where_it_listens(self) -> list[Listening]:

@@ -203,7 +203,7 @@ def _environment(spec: ReplicaSpec, engine: ServerSpec, words: Mapping[str, int]
 
 @contextlib.contextmanager
 def claimed_port(host: str = HOST) -> Iterator[int]:
-    """A port that nobody listens on and that the kernel gives to nobody unasked, claimed for the block.
+    """A port that nothing listens on and that the kernel gives to nobody unasked, claimed for the block.
 
     No other claim is given it meanwhile, whichever process makes one: a server takes seconds until it listens. A claim is an
     abstract socket, which ends with its process and is as far seen as a port, in the network namespace.

@@ -330,7 +330,7 @@ class ServerLedger:
 
 
 def p99(values: list[int]) -> int:
-    """The smallest value that 99 % do not exceed; NONE without any."""
+    """The smallest value that 99% do not exceed; NONE without any."""
     return sorted(values)[nearest_rank(len(values), P99) - 1] if values else NONE
 
 

@@ -165,7 +165,7 @@ class SecondProcess:
 def _error_of(code: int) -> WorkloadError:
     kinds: dict[int, type[WorkloadError]] = {kind.exit_code: kind for kind in (CannotBeMetError, OutOfMemoryError)}
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}, see its own words above"
-    hint = "; where nobody did that, the host had no memory left" if code == -signal.SIGKILL else ""
+    hint = "; if no user did that, the host was out of memory" if code == -signal.SIGKILL else ""
     return kinds.get(code, WorkloadError)(f"the second process {how}, and the replica ends with it{hint}.")
 
 

@@ -229,7 +229,7 @@ class PoolWorkload(PoolModel):
     """A model that answers one batch of its pool a request."""
 
     def serving(self) -> torch.inference_mode:
-        """Entered once around all requests: entering it for each costs an eager request 1 %."""
+        """Entered once around all requests: entering it for each costs an eager request 1%."""
         return torch.inference_mode()
 
     def answer(self, inputs: Tensor) -> Tensor:

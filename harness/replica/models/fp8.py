@@ -82,7 +82,7 @@ class Fp8Convolution(nn.Module):
         assert self.folded is not None  # noqa: S101 - called once
         if self.folded.weight.is_cuda and any(channels % _CHANNELS for channels in self.folded.weight.shape[:2]):
             raise SettingError(
-                f"WORKLOAD_OPTIONS: on a GPU {_CHANNELS} must divide all channels: take the base model_size."
+                f"WORKLOAD_OPTIONS: on a GPU {_CHANNELS} must divide all channels: use the base model_size."
             )
         weight = self.folded.weight.float()
         scale = weight.abs().amax((1, 2, 3)).clamp_min(torch.finfo(torch.float32).tiny) / LARGEST
@@ -153,7 +153,7 @@ def use_fp8(model: nn.Module, settings: Settings, device: torch.device) -> int:
     Raises SettingError where everything else is fp32, and CannotBeMetError where the GPU is older than FP8.
     """
     if settings.precision == "fp32":
-        raise SettingError("WORKLOAD_OPTIONS: fp8 goes with PRECISION fp16 or bf16, of all that is no matrix.")
+        raise SettingError("WORKLOAD_OPTIONS: fp8 needs PRECISION fp16 or bf16 for everything but the matrices.")
     _require_capability(device)
     linears = [
         module
@@ -173,8 +173,8 @@ def wants_fp8_convolutions(settings: Settings, device: torch.device) -> bool:
         return False
     if settings.precision == "fp32" or settings.execution == "compiled":
         raise SettingError(
-            "WORKLOAD_OPTIONS: fp8 goes with PRECISION fp16 or bf16, of all that is no convolution, "
-            "and with EXECUTION eager or cuda-graph."
+            "WORKLOAD_OPTIONS: fp8 needs PRECISION fp16 or bf16 for everything but the convolutions, "
+            "and EXECUTION eager or cuda-graph."
         )
     if not all(settings.option(other, default=False) for other in ("fold_norms", "channels_last")):
         raise SettingError("WORKLOAD_OPTIONS: fp8 needs fold_norms and channels_last, too: set both to true.")

@@ -148,7 +148,7 @@ def read_idx(path: Path) -> Tensor:
     dimensions = data[3] if len(data) > 4 else 0
     start = 4 + 4 * dimensions
     if data[:3] != bytes((0, 0, _UBYTE)) or not 1 <= dimensions <= 4 or len(data) < start:
-        raise CannotBeMetError(f"{path} is no IDX file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}.")
+        raise CannotBeMetError(f"{path} is not an IDX file of bytes: it begins with {data[:4].hex(' ') or 'nothing'}.")
     sizes = [int.from_bytes(data[4 + 4 * place : 8 + 4 * place], "big") for place in range(dimensions)]
     if len(data) - start != math.prod(sizes) or not math.prod(sizes):
         raise CannotBeMetError(

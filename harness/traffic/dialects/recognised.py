@@ -78,7 +78,7 @@ def foreign(data: bytes, protocol: Protocol, kind: str) -> str:
     try:
         named = recognised(parsed(data))
     except ValueError:
-        return f"the answer is no JSON object: it {begin}"
+        return f"the answer is not a JSON object: it {begin}"
     if named is None:
         return f"the answer is not what protocol {protocol.value} says: it {begin}"
     name, advice = named

@@ -62,7 +62,7 @@ def test_the_file_that_it_would_run_can_be_written(tmp_path):
     ("words", "told"),
     [
         (["resnet5"], "did you mean `resnet50`"),
-        (["resnet50", "--batch", "x"], "no list of whole numbers"),
+        (["resnet50", "--batch", "x"], "not a list of whole numbers"),
         (["resnet50", "--batch", "0"], "must be at least 1"),
         (["resnet50", "--precision", "int8"], "'fp32', 'fp16' or 'bf16'"),
         (["resnet50", "--epochs", "2"], "--epochs and --samples go together"),

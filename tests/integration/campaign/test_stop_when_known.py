@@ -62,7 +62,7 @@ def test_what_stays_unknown_is_recorded_to_the_end_and_says_what(tmp_path):
     assert manifest.rows == 21
     assert not manifest.stopping["known"]
     assert manifest.stopping["why"].startswith("Recorded to the end (2 s): throughput (")
-    assert "0.0001 %" in manifest.stopping["why"]
+    assert "0.0001%" in manifest.stopping["why"]
     assert (
         json.loads((experiment / "manifest.json").read_text())["stopping"]["figures"]["latency_p99_exact"]["high"]
         is None

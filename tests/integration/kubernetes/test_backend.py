@@ -315,7 +315,9 @@ def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):
     held = "replica 1 held nvidia.com/gpu GPU-5b0c::2 when its plugin called it unhealthy."
     assert notices == [held]
     wait_for(lambda: any(lends_less(node, GPU) for node in deployment._monitor._nodes.objects), SEEN_WITHIN_S)
-    withdrawn = f"node node-a lends {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
+    withdrawn = (
+        f"node node-a advertises {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
+    )
     assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=DRAINED_S)] == [
         held[: len(withdrawn)],
         withdrawn,

@@ -284,7 +284,7 @@ def test_a_gpu_that_is_lent_twice_is_refused_from_both_sides(server, spec, drive
     driver.slices = 4
     driver.report()
     twice = (
-        f"node {driver.node} lends its GPUs twice: 4 nvidia.com/gpu by the device plugin, and the same to claims by the "
+        f"node {driver.node} allocates its GPUs twice: 4 nvidia.com/gpu by the device plugin, and the same to claims by the "
         "DRA driver."
     )
     api = KubernetesApi(spec)

@@ -116,7 +116,7 @@ def test_a_label_that_somebody_sets_between_two_experiments_is_told_and_put_back
         moments = [manifest.switch[f"{moment}_at"] for moment in ("begun", "written", "shown", "accepted")]
         assert moments == sorted(moments)
     assert told == [
-        f"somebody has set {CONFIG_LABEL}=whole on node {driver.node} since this campaign did: it is put back at the end."
+        f"another user has set {CONFIG_LABEL}=whole on node {driver.node} since this campaign did: it is put back at the end."
     ]
     assert said == [f"node {driver.node} has the sharing mode again that was found."]
     assert label(driver) == "whole"

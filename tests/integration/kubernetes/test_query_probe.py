@@ -210,7 +210,7 @@ def test_targets_that_are_down_and_metrics_that_will_be_absent(tmp_path):
     *absent, activity = [one.message for one in found if one.check == "metrics"]
     assert all("will be absent: Prometheus has no sample of node_pressure_" in message for message in absent)
     assert activity == (
-        "the report will have no SM activity, which tells sharing modes apart: Prometheus has no sample of DCGM_FI_PROF_SM_ACTIVE."
+        "the report will have no SM activity, which distinguishes sharing modes: Prometheus has no sample of DCGM_FI_PROF_SM_ACTIVE."
     )
     assert not any("SM activity" in one.message for one in without_gpus)
 

@@ -41,7 +41,7 @@ def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spe
         assert {one["sharing"] for one in manifest.replicas} == {"mps (mps-2)" if under else "time-slicing (sliced-3)"}
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
         assert mps_limits([manifest]) == (
-            ["50 % of the multiprocessors and 1/2 of the memory, from the device plugin"] if under else []
+            ["50% of the multiprocessors and 1/2 of the memory, from the device plugin"] if under else []
         )
     assert driver.heeded[:3] == ["whole", "mps-2", "sliced-3"]
     assert label(driver) is None
@@ -68,9 +68,7 @@ def test_a_share_of_mps_reaches_the_pods_and_more_than_a_slice_has_is_refused(sp
     assert [(one["mps_limits"], one["gpu_slices"]) for one in seen] == [(asked, 2)] * 2
 
     whole = limited.model_copy(update={"mps": MpsLimits()})
-    with pytest.raises(
-        BackendError, match=r"100 % of a GPU's multiprocessors each, .* each of 2 slices of node .* 50 %"
-    ):
+    with pytest.raises(BackendError, match=r"100% of a GPU's multiprocessors each, .* each of 2 slices of node .* 50%"):
         backend.deploy(whole, tmp_path / "more", abort=threading.Event(), on_death=lambda _death: None)
     assert list(backend.close()) == [f"node {driver.node} has the sharing mode again that was found."]
 

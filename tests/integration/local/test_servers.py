@@ -131,7 +131,7 @@ def test_one_that_loads_slowly_is_asked_until_it_answers(deploy):
         (workload("--fault", "404"), "does not answer a request as it should: HTTP 404"),
         (workload("--fault", "302"), "does not answer a request as it should: HTTP 302"),
         (workload("--live-s", "0"), "the server ended with 1; its last lines: .*the engine ran out of luck"),
-        (workload("--fault", "not-json", protocol="openai-chat", stream=False), "the answer is no JSON"),
+        (workload("--fault", "not-json", protocol="openai-chat", stream=False), "the answer is not a JSON"),
     ],
 )
 def test_one_that_cannot_serve_is_named_with_its_reason(deploy, asked, message):
@@ -449,4 +449,4 @@ def test_a_campaign_leaves_what_every_command_reads(tmp_path):
     rows = next(folder.glob("llm_r2_client_ttft_p50_*.csv")).read_text().splitlines()[1:]
     values = [float(row.split(",")[3]) for row in rows if ",all," in row and row.split(",")[3]]
     assert values
-    assert min(values) >= 0.9 * FIRST_S, "a quantile lies in its bucket of 8 %"
+    assert min(values) >= 0.9 * FIRST_S, "a quantile lies in its bucket of 8%"

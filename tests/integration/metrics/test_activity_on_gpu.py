@@ -78,7 +78,7 @@ def test_sm_activity_is_the_share_of_multiprocessors_with_work(planted_percent):
 
     found = watched(blocks, MOST_THREADS)["sm_active_percent"]
 
-    print(f"SM activity: {found:.1f} % of {100 * blocks / processors:.1f} % planted")
+    print(f"SM activity: {found:.1f}% of {100 * blocks / processors:.1f}% planted")
     assert found == pytest.approx(100 * blocks / processors, abs=5)
 
 
@@ -91,5 +91,5 @@ def test_occupancy_is_the_share_of_warps_that_are_there(planted_percent):
 
     found = watched(gpu.multi_processor_count * each, threads // each)["sm_occupancy_percent"]
 
-    print(f"occupancy: {found:.1f} % of {planted:.1f} % planted")
+    print(f"occupancy: {found:.1f}% of {planted:.1f}% planted")
     assert found == pytest.approx(planted, abs=5)

@@ -204,7 +204,7 @@ def test_what_an_exporter_says_of_instances_is_not_the_gpus(url, tmp_path):
 
     assert rows_of(tmp_path / TELEMETRY)[0]["gpu0_temperature_celsius"] == "55.0"
     assert rows_of(tmp_path / TELEMETRY)[0]["gpu0_sm_active_percent"] == ""
-    assert summary.missing["gpu0_sm_active_percent"].startswith("the exporter tells it of each instance of MIG")
+    assert summary.missing["gpu0_sm_active_percent"].startswith("the exporter reports it for each MIG instance")
 
 
 def test_what_dcgm_says_where_it_has_no_value_is_none_and_the_memory_of_instances_is_added_up(url, tmp_path):

@@ -208,7 +208,7 @@ def test_what_is_not_there_is_not_asked_for_again(upstream: Upstream, tmp_path: 
 
 
 def test_only_http_is_spoken(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match="no http address"):
+    with pytest.raises(FetchError, match="not an http address"):
         fetch_file("file:///etc/passwd", tmp_path / "file", "0")
 
 

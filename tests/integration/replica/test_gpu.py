@@ -169,7 +169,7 @@ def test_convolutions_in_fp8_give_about_the_logits_of_the_others(execution):
 
 def test_channels_that_the_kernel_does_not_take_are_refused():
     options = {"channels_last": True, "fold_norms": True, "fp8": True} | TINY
-    with pytest.raises(SettingError, match="take the base model_size"):
+    with pytest.raises(SettingError, match="use the base model_size"):
         load(device="cuda", precision="fp16", options=options)
 
 

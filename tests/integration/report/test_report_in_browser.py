@@ -225,7 +225,7 @@ def test_the_first_screen_of_the_report_holds_the_answer_and_what_weakens_it(
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
     page.open(reports("half").as_uri())
     answer, weak = page.evaluate(f"{SEEN}('.answers p, header .missing')")
-    assert re.search(r"3 replicas serve [\d,]+ requests/s; .* what one does", answer)
+    assert re.search(r"3 replicas serve [\d,]+ requests/s; .* one replica, each at", answer)
     assert "1 of 4 experiments are missing" in weak
     page.open(reports("modes").as_uri())
     answer, *_, weak = page.evaluate(f"{SEEN}('.answers p, header .missing')")
@@ -348,7 +348,7 @@ def test_a_point_says_its_value_by_mouse_and_by_keyboard(comparison: Path, page:
         page.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code)
     spoken = page.evaluate(f"{FIGURE}.querySelector('.tip').innerText")
     assert spoken.splitlines()[1] == "replicas: 1"
-    assert f"95 % interval: {alone['low'][0]:.0f} to {alone['high'][0]:.0f}" in spoken
+    assert f"95% interval: {alone['low'][0]:.0f} to {alone['high'][0]:.0f}" in spoken
 
 
 def test_a_series_is_hidden_a_chart_enlarged_and_a_table_sorted(comparison: Path, page: Page) -> None:

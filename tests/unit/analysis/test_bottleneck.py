@@ -69,7 +69,7 @@ def test_without_a_gpu_it_cannot_be_told_and_the_reasons_are_given():
     finding = find(ON_THE_CPU, reasons)
 
     assert finding.causes == ()
-    assert finding.sentence.startswith("Cannot tell")
+    assert finding.sentence.startswith("The bottleneck is unknown")
     assert set(finding.shares.values()) == {None}
     told = " ".join(finding.missing)
     assert "the workload ran without a GPU" in told

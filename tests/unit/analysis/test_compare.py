@@ -99,7 +99,7 @@ def test_one_repeat_has_a_ratio_without_interval_and_no_verdict(slicing: Path, t
     once = write_campaign(tmp_path / "once", replicas=[1], repeats=1, shape=replace(SHAPE, scale=2.0))
     for test in gather([slicing, once]).tests:
         assert test.contrast.ratio.half_width is None
-        assert test.contrast.outcome is Outcome.UNKNOWN
+        assert test.contrast.outcome is Outcome.INCONCLUSIVE
         assert "single run" in test.contrast.sentence
 
 

@@ -149,7 +149,7 @@ def test_switching_is_the_time_that_a_request_takes_more(pool: Comparison) -> No
 def test_a_gpu_that_is_idle_alone_tells_nothing_of_switching(half_idle: Comparison) -> None:
     answer = answered(half_idle)["switching"]
     assert answer.table is None
-    assert any("45 % busy" in sentence for sentence in answer.missing)
+    assert any("45% busy" in sentence for sentence in answer.missing)
     assert any("mps" in sentence for sentence in answer.missing)
 
 

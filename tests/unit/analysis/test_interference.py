@@ -77,9 +77,9 @@ def test_an_overhead_at_its_limit_is_called_a_pass_or_a_fail_in_5_percent_of_all
 @pytest.mark.parametrize(
     ("mean", "low", "high", "outcome", "why"),
     [
-        (1.0, -0.5, 2.5, Outcome.PASS, "the whole interval lies below 5 %"),
-        (-3.0, -4.0, -2.0, Outcome.PASS, "the whole interval lies below 5 %"),
-        (9.0, 7.0, 11.0, Outcome.FAIL, "the whole interval lies above 5 %"),
+        (1.0, -0.5, 2.5, Outcome.PASS, "the whole interval lies below 5%"),
+        (-3.0, -4.0, -2.0, Outcome.PASS, "the whole interval lies below 5%"),
+        (9.0, 7.0, 11.0, Outcome.FAIL, "the whole interval lies above 5%"),
         (3.0, -1.5, 7.5, Outcome.INCONCLUSIVE, "the interval includes the limit; try 6 repeats"),
         (5.0, 2.0, 8.0, Outcome.INCONCLUSIVE, "the interval includes the limit; it is too close to the limit"),
     ],
@@ -195,7 +195,7 @@ def test_a_neighbour_that_slows_fails_and_a_thin_layer_passes_although_the_machi
 def test_every_condition_has_a_sentence_and_its_gravest_measure_is_its_verdict(found):
     (beside, hooked), sentences = found.sentences(gravest=True), found.sentences()
 
-    assert "limit 5 %: Throughput: 20.0 %" in beside
+    assert "limit 5%: Throughput: 20.0%" in beside
     assert (beside.rpartition(": ")[2], hooked.rpartition(": ")[2]) == ("fail.", "pass.")
     assert len(sentences) == 2
     assert sentences[1].count(": pass") == 4
@@ -340,9 +340,9 @@ def test_one_repeat_is_said_and_not_decided(analysis):
 
     found = interference(replace(analysis, cells=cells))
 
-    assert "19.8 % overhead: inconclusive, one repeat has no interval" in found.sentences()[0]
+    assert "19.8% overhead: inconclusive, one repeat has no interval" in found.sentences()[0]
     entry = overhead_table(found).rows[0][5]
-    assert (entry.text, entry.reason) == ("19.8 % inconclusive", "one repeat has no interval")
+    assert (entry.text, entry.reason) == ("19.8% inconclusive", "one repeat has no interval")
 
 
 def replace_repeats(cell, repeats):
@@ -382,7 +382,7 @@ def test_the_report_says_who_keeps_the_limit(folder):
         assert "whisper" in said
     assert 'class="badge INVALID">fail' in page
     assert 'class="badge VALID">pass' in page
-    assert "| beside | resnet50 | 1 | time-slicing | 3 | 20.0 % (" in text
+    assert "| beside | resnet50 | 1 | time-slicing | 3 | 20.0% (" in text
     document = json.loads((folder / "summary.json").read_text())
     [line] = [x for x in document["overheads"] if x["condition"] == "hooked" and x["measure"] == "throughput"]
     assert line["outcome"] == "pass"

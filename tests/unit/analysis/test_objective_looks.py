@@ -62,7 +62,7 @@ def test_it_ends_as_soon_as_the_objective_passes_or_fails(tmp_path, limit_ms, ou
 
 
 def test_what_cannot_be_told_is_recorded_to_the_end(tmp_path):
-    ttft_ms = np.where(np.arange(10 * round(RECORD_S)) % 100, 50.0, 70.0)  # 1 %, as may be
+    ttft_ms = np.where(np.arange(10 * round(RECORD_S)) % 100, 50.0, 70.0)  # 1%, as may be
     spec = recorded(tmp_path, run(ttft_p99_ms=60), ttft_ms=ttft_ms)
 
     seconds, rule = ended_at(tmp_path, spec)

@@ -63,7 +63,7 @@ def hear(said: Said, comparison: Comparison) -> None:
         assert row["Answer"] == line["answer"] == tested.contrast.sentence
     for choice in choices(comparison, ComparisonQuery()):
         assert choice.document()["outcome"] == choice.outcome
-        assert (choice.in_words["Best"] in {"no clear winner", "cannot tell: repeat it"}) == (not choice.clear)
+        assert (choice.in_words["Best"] in {"no clear winner", "inconclusive: repeat it"}) == (not choice.clear)
         if choice.gain:
             note(said, choice.gain)
 

@@ -90,13 +90,13 @@ def test_a_rate_that_was_set_is_called_no_speed(
     analysis = analyse(served)
     found = " ".join(answers(analysis))
     assert re.search(f"under mps: {said} requests/s; p99 latency goes", found)
-    assert "what one does" not in found
+    assert "of its solo speed" not in found
     assert "alone" not in found
     assert "From" not in found
     first = " ".join(headline(analysis, [], None))
     assert first.startswith("No clear winner: ")
     assert "throughput" not in first
-    kept = ["Latency limit of 15 ms for 99 % of the requests: kept in 2 of 15 runs, broken in the others."]
+    kept = ["Latency limit of 15 ms for 99% of the requests: kept in 2 of 15 runs, broken in the others."]
     assert limits(analysis) == (kept if campaign.startswith("h200-server") else [])
 
 
@@ -105,11 +105,11 @@ def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(
     write_experiment(tmp_path, "resnet50", 3, shape=Shape(record_s=20))
     found = analyse(tmp_path)
     (sentence,) = [sentence for sentence in caveats(found) if "power cap" in sentence]
-    assert "resnet50 r3 (26 %)" in sentence
+    assert "resnet50 r3 (26%)" in sentence
     report_of(analyse(tmp_path))
     table = (tmp_path / "report.md").read_text()
     assert "SM active" in table
-    assert "62.5 %" in table
+    assert "62.5%" in table
 
 
 def test_a_campaign_file_that_was_edited_since_is_not_taken_for_the_one_that_was_run(
@@ -210,7 +210,7 @@ def test_pods_without_a_share_of_a_busy_node_are_a_caveat(tmp_path: Path) -> Non
 
     (sentence,) = told(41.0, **nothing)
     assert "The replicas of 2 experiments reserved nothing" in sentence
-    assert "for up to 42 % of the time (resnet50_r1_time-slicing_rep2)" in sentence
+    assert "for up to 42% of the time (resnet50_r1_time-slicing_rep2)" in sentence
     assert told(3.0, **nothing) == [], "nobody waited"
     assert told(41.0, reserve={"cpu": "1"}, limit={}, qos_class="Burstable") == []
     page = report_of(found, tmp_path / "as-pods")
@@ -303,7 +303,7 @@ def test_cells_whose_replicas_had_unequal_parts_of_a_gpu_are_unlike() -> None:
         ),
         (
             _with_sms(None, pod="a", gpu_slices=8),
-            "12 % of the multiprocessors and 1/8 of the memory, from the device plugin",
+            "12% of the multiprocessors and 1/8 of the memory, from the device plugin",
         ),
     ],
 )
@@ -360,7 +360,7 @@ def test_summary_csv_has_a_line_for_every_measure_of_every_cell(folder: Path) ->
     assert "no interval" in alone["reason"]
     fairness = by_name["1", "fairness"]
     assert fairness["mean"] == ""
-    assert "nobody to share with" in fairness["reason"]
+    assert "shares with no other" in fairness["reason"]
 
 
 def test_summary_json_is_strict_json_and_names_what_is_left_out(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_one_cell_that_differs_decides_and_an_open_one_stands_before_those_that_
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"within": 0.0}, "a tolerance of 0 %"), ({"within": 1.0}, "100 %"), ({"measures": ["speed"]}, "no figure")],
+    [({"within": 0.0}, "a tolerance of 0%"), ({"within": 1.0}, "100%"), ({"measures": ["speed"]}, "not a metric")],
 )
 def test_what_cannot_be_asked_is_refused(published: Path, alike: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
@@ -288,7 +288,7 @@ def test_the_command_says_the_environment_first_and_exits_for_what_differs(
 ) -> None:
     good, bad = run(archive, "--against", alike), run(archive, "--against", slower)
     assert good.exception is None, good.output
-    assert good.stdout.splitlines()[-1] == "Cells within 10 %: agrees 2, differs 0, inconclusive 0."
+    assert good.stdout.splitlines()[-1] == "Configurations within 10%: agrees 2, differs 0, inconclusive 0."
     assert isinstance(bad.exception, NotReproducedError)
     assert bad.exception.exit_code == 12
     assert bad.stdout.startswith("differs here: GPU driver: 580.95.05 published, 590.01 here.\n")
@@ -341,8 +341,8 @@ def test_what_does_not_verify_is_not_run(published: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["--measure", "speed"], "speed is no figure of a report"),
-        (["--within", "100"], "a tolerance of 100 % cannot be"),
+        (["--measure", "speed"], "speed is not a metric of a report"),
+        (["--within", "100"], "a tolerance of 100% cannot be"),
         (["--measure", "throughput", "--measure", "client_ttft_p50"], "no client_ttft_p50 to compare with"),
     ],
 )

@@ -116,7 +116,7 @@ def test_nothing_is_known_without_requests():
 
 
 def test_a_drift_is_not_narrow():
-    """A machine that grows slower by a tenth has no steady rate to know within 2 %."""
+    """A machine that grows slower by a tenth has no steady rate to know within 2%."""
     drifting = 0.01 * np.linspace(1, 1.1, 3000)
 
     found = known(drifting, until_s=MIN_S * 3, metrics=["throughput", "latency_p50_exact"])
@@ -147,7 +147,7 @@ def test_one_narrow_look_is_not_believed():
 
 @pytest.mark.parametrize(("correlation", "noise"), [(0.0, 1.0), (0.3, 1.0), (0.6, 1.0)])
 def test_the_interval_at_the_stop_covers_the_mean(correlation, noise):
-    """Nominal 95 %; 200 series allow for 4.6 % of chance. The benchmark does the same with more of everything."""
+    """Nominal 95%; 200 series allow for 4.6% of chance. The benchmark does the same with more of everything."""
     covered, _ = mean_coverage(np.random.default_rng(5), 200, correlation, noise)
 
     assert 0.904 < covered < 0.996

@@ -168,7 +168,7 @@ def test_the_objective_passes_fails_or_stays_open_by_its_interval(tmp_path):
     assert content["slo"]["parts"]["itl_p99_ms"]["missed_share"] == 1
 
     content, _ = judged(tmp_path, limits | {"error_rate": 0.0001})
-    assert content["slo"]["outcome"] == "inconclusive", "1,000 requests without an error do not show 0.01 %"
+    assert content["slo"]["outcome"] == "inconclusive", "1,000 requests without an error do not show 0.01%"
 
 
 @pytest.mark.parametrize(
@@ -443,8 +443,8 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
     runs.append(run("big", "mps", 4, 1, "fail", "ttft_p99_ms"))
 
     assert in_sentences(runs) == [
-        "Objective: fail in 1 of 9 runs (big_r4_mps); first token p99 in 1 (0.2 to 3 % missed, 1 % allowed).",
-        "Objective: inconclusive in 4 of 9 runs (llm_r1_time-slicing, llm_r2_time-slicing); errors in 4 (0.2 to 6 % missed, 1 % allowed).",
+        "Objective: fail in 1 of 9 runs (big_r4_mps); first token p99 in 1 (0.2 to 3% missed, 1% allowed).",
+        "Objective: inconclusive in 4 of 9 runs (llm_r1_time-slicing, llm_r2_time-slicing); errors in 4 (0.2 to 6% missed, 1% allowed).",
         "Objective: pass in 4 of 9 runs (llm_r1_mps, llm_r2_mps).",
     ]
     assert in_sentences(runs[:4]) == [

@@ -98,7 +98,7 @@ def test_no_more_throughput_breaks_where_the_slope_is_surely_flat():
 
     assert (series.broken.load, series.broken.failure_mode) == (8, FailureMode.THROUGHPUT)
     assert series.last_good.load == 4
-    assert "grows by +0.4 % per doubling (95 % interval -1.0 to +1.8), less than 5 %" in series.sentences()[0]
+    assert "grows by +0.4% per doubling (95% interval -1.0 to +1.8), less than 5%" in series.sentences()[0]
 
 
 def test_a_slope_that_may_still_rise_goes_on():
@@ -283,7 +283,7 @@ def test_saturation_is_found_where_it_is_and_not_where_it_is_not():
     random = np.random.default_rng(7)
     saturated = [searched(simulated(random, 400), most=32).broken for _ in range(300)]
     scaling = [searched(simulated(random, 1e9), most=32).broken for _ in range(300)]
-    # 4 % per doubling is too little by a hair: the interval says so only where it can.
+    # 4% per doubling is too little by a hair: the interval says so only where it can.
     assert sum(point is not None and point.load == 8 for point in saturated) > 0.95 * 300
     assert scaling == [None] * 300
 
@@ -394,11 +394,11 @@ def test_the_answer_names_the_number_of_servers_its_energy_and_its_price():
     assert told.startswith("llm: the highest goodput within the objective is 2")
     assert "of 4 servers under time-slicing" in told
     assert "at 25.0 ± 0 J per 1,000 tokens and " in told
-    assert "Not told apart" not in told
+    assert "No significant difference" not in told
     assert "Measured once" not in told
     once, twice = (near(mean, 2) for mean in (20, 21))
     like = [replace(found[0], goodput=once), replace(found[1], goodput=twice)]
-    assert goodput.sentences(like)[0].endswith("Not told apart from it: 1 under time-slicing.")
+    assert goodput.sentences(like)[0].endswith("No significant difference: 1 under time-slicing.")
     alone = [replace(best, goodput=Estimate(9, None, None, 1, None)) for best in found]
     assert goodput.sentences(alone)[0].endswith("Measured once, so without an interval.")
     table = goodput_table(found)

@@ -16,7 +16,7 @@ TABLE = Table(
     [Column("Run as", words=True), Column("p99 <ms>", "latency_p99_exact"), Column("Energy"), Column("Verdict")],
     [
         ["mps | <b>", P99, absent("no GPU."), Entry("", badge="VALID")],
-        ["alone", absent("one run"), absent("no GPU."), Entry("3 %", reason="too few", badge="inconclusive")],
+        ["alone", absent("one run"), absent("no GPU."), Entry("3%", reason="too few", badge="inconclusive")],
     ],
     "What was run",
 )

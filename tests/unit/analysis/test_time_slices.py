@@ -42,7 +42,7 @@ def test_processes_that_run_side_by_side_take_no_turns():
     found = turns([np.array([[0, 1000 * MS]]), np.array([[MS, 1001 * MS]])])
 
     assert (found.switch_s, found.slice_s, found.switching_share, found.together_share) == ([], [], 0, 1)
-    assert sentence(time_slices([found]), 2) == "The 2 processes ran side by side: nobody waited for a turn."
+    assert sentence(time_slices([found]), 2) == "The 2 processes ran at the same time: none waited for a time slice."
 
 
 def test_where_no_whole_turn_was_seen_nobody_is_said_to_run_side_by_side():
@@ -50,7 +50,7 @@ def test_where_no_whole_turn_was_seen_nobody_is_said_to_run_side_by_side():
 
     assert (found.slice_s, found.together_share) == ([], 0)
     assert sentence(time_slices([found]), 2) == (
-        "No whole turn of the 2 processes was seen: watch for longer with --seconds."
+        "No whole time slice of the 2 processes was seen: record longer with --seconds."
     )
 
 
@@ -72,7 +72,7 @@ def test_repeats_give_an_interval_and_the_answer_names_both_figures():
     assert found.switch_s.mean == pytest.approx(150e-6)
     assert found.switch_s.half_width == pytest.approx(24.8e-6, rel=0.01)  # 4.303 x 10 us / sqrt(3)
     assert sentence(found, 2) == (
-        "The 2 processes take turns of 2.00 ± 0 ms. A switch takes 150 ± 25 µs, so that 6.9 % of the GPU's time go to nobody."
+        "Each of the 2 processes gets time slices of 2.00 ± 0 ms. A context switch takes 150 ± 25 µs: 6.9% of the GPU's time."
     )
-    assert rows(found)[0] == ("turn", "2.00 ± 0 ms", "2.00 ms to 2.00 ms")
+    assert rows(found)[0] == ("time slice", "2.00 ± 0 ms", "2.00 ms to 2.00 ms")
     assert (found.slice_s.mean, found.slice_s.low, found.slice_s.high, found.slice_s.n) == (0.002, 0.002, 0.002, 3)

@@ -122,7 +122,7 @@ def test_each_limit_of_mps_is_asked_for_itself():
 def test_false_answers_are_rare_where_they_are_easiest():
     false, without = false_answers(np.random.default_rng(7), "[time-slicing, mps]", next(iter(HARD)), 25)
 
-    assert false <= 0.08  # two of 25; the benchmark holds the 5 %
+    assert false <= 0.08  # two of 25; the benchmark holds the 5%
     assert without < 0.5
 
 

@@ -171,7 +171,7 @@ SAMPLES = {
     ),
     "taint": (["example.org/a=b:NoSchedule", "a:NoExecute"], ["a=b", "a:Never", "a=b:noschedule", ":NoSchedule"]),
     "text": (["a\nb", ""], ["\x00", "\u00e9", "a\tb"]),
-    "threshold": (["5%", "500Mi"], ["100%", "5 %", "-5%", "0Mi"]),
+    "threshold": (["5%", "500Mi"], ["100%", "5%", "-5%", "0Mi"]),
     "uri": (
         ["https://h/a", "http://h:8080/"],
         ["h/a", "ftp://h", "http://h:99999/", "http://h:0/", "http:// h", "http:///a", ""],

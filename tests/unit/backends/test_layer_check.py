@@ -32,8 +32,8 @@ def test_a_layer_that_can_be_is_fine(layer):
             {"prefix": ["no-such-hypervisor", "run"]},
             "the layer of condition hooked starts with no-such-hypervisor, and there is no such command.",
         ),
-        ({"preload": "libnone.so"}, "preloads libnone.so, and that is no shared library."),
-        ({"preload": __file__}, "and that is no shared library."),
+        ({"preload": "libnone.so"}, "preloads libnone.so, and that is not a shared library."),
+        ({"preload": __file__}, "and that is not a shared library."),
         (
             {"environment": {"PORT": "80", "WORKLOAD": "x", "A": "b"}},
             "sets PORT, WORKLOAD, which the harness sets itself.",

@@ -123,7 +123,7 @@ def test_a_damaged_identity_is_an_error_with_advice(made, damage):
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(ResultsPathError, match="is no campaign folder"):
+    with pytest.raises(ResultsPathError, match="is not a campaign folder"):
         folders.open_folder(tmp_path)
 
 

@@ -103,7 +103,7 @@ def test_no_gpu_and_a_mode_without_turns_are_refused(monkeypatch):
     monkeypatch.setattr(probe, "gpu_facts", lambda: ([], "no driver"))
     with pytest.raises(PreflightError, match="There is no GPU to probe: no driver"):
         probe.gpu_to_probe(Sharing.TIME_SLICING)
-    with pytest.raises(UsageError, match="Under sharing mig processes take no turns"):
+    with pytest.raises(UsageError, match="Under sharing mig processes have no time slices"):
         probe.gpu_to_probe(Sharing.MIG)
 
 
@@ -119,6 +119,6 @@ def test_the_figures_fit_80_columns(monkeypatch):
     monkeypatch.setattr(probe, "probe", lambda *_, **__: [turns] * 5)
     done = CliRunner().invoke(app, ["probe"], env={"COLUMNS": "80"})
 
-    assert "take turns of 2.10 ± 0 ms" in done.stdout
-    assert len(re.findall(r"(?m)^(turn|switch|time of the GPU that nobody has) +[\d.]+ ± ", done.stdout)) == 3
+    assert "gets time slices of 2.10 ± 0 ms" in done.stdout
+    assert len(re.findall(r"(?m)^(time slice|context switch|GPU time lost to switching) +[\d.]+ ± ", done.stdout)) == 3
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80

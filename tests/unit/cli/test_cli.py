@@ -141,7 +141,7 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
         (["run"], "harness run needs FILE_OR_NAME"),
         (["run", "quikstart"], "did you mean `quickstart`?"),
         (["plan", "quickstart", "--resluts", "x"], "--results"),
-        (["resume", "/nowhere"], "is no campaign folder"),
+        (["resume", "/nowhere"], "is not a campaign folder"),
         (["export", "x", "--step-s", "ten"], "'--step-s': must be a number."),
         (["sharing", "timeslicing"], "Did you mean time-slicing?"),
         (["verify", "/nowhere"], "there is no file and no folder /nowhere"),

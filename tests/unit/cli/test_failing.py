@@ -216,7 +216,7 @@ def test_a_report_fails_on_what_is_worse_degraded_or_missing(
     assert isinstance(failure(against), RegressionError)
     assert "resnet50/time-slicing/3: throughput, requests/s: " in failure(against).message
     counts = against.stdout.splitlines()[-2]
-    assert counts.startswith("slower against the baseline, figures within 10 %: worse ")
+    assert counts.startswith("slower against the baseline, figures within 10%: worse ")
     assert counts.endswith("better 0, agrees 0, inconclusive 0.")
     better = call("report", baseline, "--fail-on", "regression", "--baseline", slower)
     assert better.exception is None, better.output

@@ -178,7 +178,7 @@ def test_a_login_page_is_no_api(spec, monkeypatch):
     api = KubernetesApi(spec())
     monkeypatch.setattr(api, "exchange", lambda *_, **__: HTTPResponse(b"<html>log in</html>"))
 
-    assert "no JSON: '<html>log in</html>'" in said(lambda: api.get("/version")).message
+    assert "not JSON: '<html>log in</html>'" in said(lambda: api.get("/version")).message
 
 
 def a_map(**metadata):
@@ -236,7 +236,7 @@ def test_an_object_of_somebody_else_is_left_as_it_is(spec):
 
     error = said(lambda: api.make(f"{MAPS}/a", a_map()))
 
-    assert error.message == "Somebody else's ConfigMap a is in namespace inference."
+    assert error.message == "Another user's ConfigMap a is in namespace inference."
     assert api.get(f"{MAPS}/a") == theirs
 
 

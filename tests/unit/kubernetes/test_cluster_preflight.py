@@ -219,7 +219,7 @@ def test_slices_that_the_device_plugin_withdrew_are_told(lends, severities):
     sick["status"]["capacity"] = {GPU: "8"}
     found = gpu_findings([sick], [], replicas=3)
     assert [one.severity for one in found] == severities
-    assert all(f"node n1 lends {lends} of its 8 nvidia.com/gpu" in one.message for one in found)
+    assert all(f"node n1 advertises {lends} of its 8 nvidia.com/gpu" in one.message for one in found)
     assert all("Xid" in one.advice for one in found)
 
 

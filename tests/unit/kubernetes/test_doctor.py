@@ -171,7 +171,7 @@ def test_another_namespace_is_looked_at_in_place_of_the_campaigns(doctor, cluste
     _, _, checks = document(doctor("--json", "--namespace", "team-b"))
     assert not checks["namespace"]["ok"]
     assert "team-b" in checks["namespace"]["found"]
-    with pytest.raises(UsageError, match="no name of a namespace"):
+    with pytest.raises(UsageError, match="not a valid name of a namespace"):
         CliRunner().invoke(app, ["doctor", "--kubernetes", "--namespace", "My Place"], catch_exceptions=False)
 
 

@@ -74,7 +74,7 @@ def test_a_server_that_set_itself_other_limits_than_asked_is_refused(has, why):
 @pytest.mark.parametrize(
     ("has", "share", "why"),
     [
-        (14, "1/N", r"has 14 of the 132 SMs of its GPU \(10.6%\), and the campaign says 12.5 %"),  # the plugin's 12 %
+        (14, "1/N", r"has 14 of the 132 SMs of its GPU \(10.6%\), and the campaign says 12.5%"),  # the plugin's 12%
         (16, "1/N", ""),
         (12, 10, ""),
         (14, "all", ""),
@@ -120,7 +120,7 @@ def at(node, gpu="", replica=0, **more):
             [at("a")],
             [at("a")],
             False,
-            f"{FIRST} does not say on which GPU it is, so that nobody knows whether it shares one.",
+            f"{FIRST} does not say on which GPU it is, so it is unknown whether it shares one.",
         ),
         # A neighbour that works on the CPU disturbs the host.
         ([at("a", "G1")], [at("a", device="cpu")], False, ""),

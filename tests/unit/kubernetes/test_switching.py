@@ -149,7 +149,7 @@ def test_somebody_elses_pod_keeps_its_gpu(here, plugin):
 @pytest.mark.parametrize(
     ("lack", "said"),
     [
-        ({"deaf": frozenset({"mps-2"})}, "node n1 lends 4 nvidia.com/gpu and not 2"),
+        ({"deaf": frozenset({"mps-2"})}, "node n1 advertises 4 nvidia.com/gpu and not 2"),
         ({"daemon": False}, "no MPS control daemon is ready on node n1"),
         ({"discovery": False}, ""),
     ],
@@ -174,7 +174,7 @@ def test_a_gpu_that_needs_a_reset_is_why_a_node_does_not_get_there(here, plugin)
     plugin.deaf = frozenset(CONFIGS)
     plugin.cluster.store.merge(Target("api/v1", "", "nodes", plugin.node, "status"), {"status": status})
     with pytest.raises(
-        BackendError, match=r"node n1 lends 0 of its 4 nvidia\.com/gpu: the device plugin calls the others"
+        BackendError, match=r"node n1 advertises 0 of its 4 nvidia\.com/gpu: the device plugin calls the others"
     ):
         switch(here, SLICED)
 
@@ -184,7 +184,7 @@ def test_who_else_lends_a_nodes_gpus_is_named_where_they_do_not_come_to_the_mode
     annotations = {"hami.io/node-nvidia-register": "[]"}
     plugin.cluster.store.merge(plugin.at, {"metadata": {"annotations": annotations}})
     with pytest.raises(
-        BackendError, match=r"and not 2 \(HAMi \(annotation hami\.io/node-nvidia-register\) lends them\)"
+        BackendError, match=r"and not 2 \(HAMi \(annotation hami\.io/node-nvidia-register\) manages them\)"
     ):
         switch(here, MPS)
 
@@ -269,7 +269,7 @@ def test_a_node_that_never_holds_still_is_given_up(here, plugin):
             raise Refusal(409, "Conflict", "the object has been modified")
 
     plugin.cluster.before = before
-    with pytest.raises(BackendError, match="node n1 was changed by somebody else each of 10 times"):
+    with pytest.raises(BackendError, match="node n1 was changed by another client each of 10 times"):
         switch(here, MPS)
 
 

@@ -119,10 +119,10 @@ def test_a_server_that_does_not_answer_costs_one_timeout_and_no_retry():
     ("body", "status", "match"),
     [
         (answer([]), 200, "nothing that matches up"),
-        ("<html>please log in</html>", 200, "no Prometheus answer"),
-        (json.dumps({"status": "success"}), 200, "no Prometheus answer"),
-        (json.dumps({"data": {"result": [1800000000, "3"]}}), 200, "no vector and no matrix"),
-        (answer([{"metric": {}, "values": [[1, "x"]]}]), 200, "no vector and no matrix"),
+        ("<html>please log in</html>", 200, "not a Prometheus response"),
+        (json.dumps({"status": "success"}), 200, "not a Prometheus response"),
+        (json.dumps({"data": {"result": [1800000000, "3"]}}), 200, "neither a vector nor a matrix"),
+        (answer([{"metric": {}, "values": [[1, "x"]]}]), 200, "neither a vector nor a matrix"),
         (
             json.dumps({"status": "error", "error": "parse error: bad"}),
             400,
@@ -223,7 +223,7 @@ def test_a_label_that_is_a_number_is_its_text():
     with serving(answer([{"metric": {"pod": 7}, "values": [[1, "2"]]}])) as (url, _):
         assert ask(url).series[0].labels == {"pod": "7"}
     unlabelled = answer([{"metric": ["pod"], "values": [[1, "2"]]}])
-    with serving(unlabelled) as (url, _), pytest.raises(PrometheusError, match="no vector"):
+    with serving(unlabelled) as (url, _), pytest.raises(PrometheusError, match="neither a vector"):
         ask(url)
 
 
@@ -257,6 +257,6 @@ def test_threads_do_not_share_a_connection():
     "url", ["ftp://x", "127.0.0.1:9090", "http://", "http://[::1", "http://127.0.0.1:99999", "http://user:secret@:1"]
 )
 def test_what_is_no_address_is_refused_before_anything_is_asked(url):
-    with pytest.raises(UsageError, match="is no address of a Prometheus server") as refused:
+    with pytest.raises(UsageError, match="is not an address of a Prometheus server") as refused:
         PrometheusServer(url)
     assert "secret" not in str(refused.value)

@@ -126,7 +126,7 @@ def test_a_page_holds_what_prometheus_client_reads_of_it(openmetrics):
 def test_what_is_no_line_is_not_read(line):
     assert split(line) is None
     assert read(f"{line}\nfine 1\n") == ({"fine": "1"}, [line])
-    with pytest.raises(ValueError, match=r"is no line of"):
+    with pytest.raises(ValueError, match=r"is not a line of"):
         read(line)
 
 

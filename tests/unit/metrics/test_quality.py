@@ -141,7 +141,7 @@ GONE, QUIET = (None, "gone"), (None, NO_REQUESTS)
             {degraded(ReasonCode.STALLED_REPLICA, "total_count")},
         ),
         (some("total_count", "replica-0", slice(40, None), GONE), {degraded(ReasonCode.MISSING_VALUES, "total_count")}),
-        (some("cpu_psi", "node", slice(1), GONE), {degraded(ReasonCode.MISSING_VALUES, "cpu_psi")}),  # more than 1 %
+        (some("cpu_psi", "node", slice(1), GONE), {degraded(ReasonCode.MISSING_VALUES, "cpu_psi")}),  # more than 1%
         (some("cpu_psi", "node", slice(3, 4), 180.0), {degraded(ReasonCode.IMPOSSIBLE_VALUE, "cpu_psi")}),
         (some("cpu_psi", "node", slice(3, 4), 101.0), set()),  # jitter
         (some("memory_usage", "all", slice(3, 4), -1.0), {degraded(ReasonCode.IMPOSSIBLE_VALUE, "memory_usage")}),

@@ -158,7 +158,7 @@ def test_a_trickle_ends_at_the_deadline(serve, scraper_of):
     ("script", "reason"),
     [
         ([answer(head="HTTP/1.1 503 Service Unavailable")], "HTTP 503"),
-        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "no HTTP"),
+        ([b"SSH-2.0-OpenSSH\r\n\r\n"], "not HTTP"),
         ([answer()[:60], None], "closed before the answer was whole"),
         ([answer(body="hello\n")], "no inference_requests_total"),
         ([answer(body="<html>Sign in</html>", extra="Content-Type: text/html\r\n")], "a page in HTML"),

@@ -122,7 +122,7 @@ def expected(**changes: Any) -> Expected:
 
 def asked(service: str, path: str, *, login: bool = True) -> str:
     """The words with which a service of the monitoring is asked."""
-    return f"python3 -c {monitoring.ASK} {KEPT} {service} {path} {'login' if login else 'nobody'}"
+    return f"python3 -c {monitoring.ASK} {KEPT} {service} {path} {'login' if login else 'anonymous'}"
 
 
 def says(body: str, status: int = 200, days: float = 364.0) -> str:

@@ -131,7 +131,7 @@ def test_a_file_that_is_no_state_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
     state.write_text(text)
     if text == "{}":
         state.unlink()
-    with pytest.raises(UsageError, match="no state saved before a reboot"):
+    with pytest.raises(UsageError, match="not a state saved before a reboot"):
         Story(monkeypatch).test().compare_state(state)
 
 

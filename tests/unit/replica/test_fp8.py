@@ -89,8 +89,8 @@ def test_what_is_too_large_is_the_largest_number():
 @pytest.mark.parametrize(
     ("make", "precision", "options", "says"),
     [
-        (made, "fp32", {}, "goes with PRECISION fp16 or bf16"),
-        (resnet, "fp32", {}, "goes with PRECISION fp16 or bf16"),
+        (made, "fp32", {}, "needs PRECISION fp16 or bf16"),
+        (resnet, "fp32", {}, "needs PRECISION fp16 or bf16"),
         (resnet, "bf16", {"fold_norms": False}, "needs fold_norms and channels_last"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_crash_comes_when_it_is_due_and_says_that_it_was_wanted():
     ("name", "options", "error", "says"),
     [
         ("pcie-hog", {}, CannotBeMetError, "fills the link to a GPU, and there is none"),
-        ("memory-hog", {}, CannotBeMetError, "until Linux kills whom it likes; set its option limit_gb"),
+        ("memory-hog", {}, CannotBeMetError, "until Linux kills processes; set its option limit_gb"),
         ("memory-hog", {"when_full": "burn"}, SettingError, "'burn' is not one of hold, free"),
         ("dram-hog", {"megabytes": 0}, SettingError, "megabytes 0 is not 1 or more"),
     ],

@@ -136,10 +136,10 @@ def test_colour_images_have_four_dimensions(tmp_path):
     ("content", "told"),
     [
         (b"", "begins with nothing"),
-        (b"\x89PNG....", "no IDX file of bytes: it begins with 89 50 4e 47"),
+        (b"\x89PNG....", "not an IDX file of bytes: it begins with 89 50 4e 47"),
         (bytes((0, 0, 8, 1, 0, 0, 0, 9)) + b"abc", "9 bytes are announced and 3 are there"),
-        (bytes((0, 0, 8, 3, 0, 0)), "no IDX file"),
-        (bytes((0, 0, 13, 1, 0, 0, 0, 1)) + b"abcd", "no IDX file of bytes"),
+        (bytes((0, 0, 8, 3, 0, 0)), "not an IDX file"),
+        (bytes((0, 0, 13, 1, 0, 0, 0, 1)) + b"abcd", "not an IDX file of bytes"),
     ],
 )
 def test_what_is_no_idx_file_is_refused(tmp_path, content, told):

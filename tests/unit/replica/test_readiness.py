@@ -101,7 +101,7 @@ def test_a_server_that_speaks_something_else_is_named_at_once(answer, words):
 def test_nobody_listens_and_who_listens_elsewhere_are_said(capsys, ready):
     port = free_port()
     assert not Readiness(ready, port).holds()
-    assert seen(capsys) == [f"nobody listens on {HOST}:{port}"]
+    assert seen(capsys) == [f"nothing listens on {HOST}:{port}"]
 
 
 @pytest.mark.usefixtures("settled")
@@ -113,7 +113,7 @@ def test_one_at_another_address_of_its_port_is_named_and_not_waited_for(listens,
         waiting = Readiness(ready, port, session=own)
         assert not waiting.holds()
         with pytest.raises(
-            WorkloadError, match=rf"nobody listens on {HOST}:{port} \(the server listens on {address}\)"
+            WorkloadError, match=rf"nothing listens on {HOST}:{port} \(the server listens on {address}\)"
         ):
             waiting.holds()
 

@@ -47,10 +47,10 @@ def test_own_workload_is_made_with_the_settings(module):
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ("resnet", "'resnet' is no built-in workload .*did you mean `resnet50"),
+        ("resnet", "'resnet' is neither a built-in workload .*did you mean `resnet50"),
         ("unheard-of", "known here: resnet50, distilbert, whisper"),
-        (":make", "not of the form module:factory"),
-        ("module:", "not of the form module:factory"),
+        (":make", "nor of the form module:factory"),
+        ("module:", "nor of the form module:factory"),
         ("no_such_module_anywhere:make", "no module 'no_such_module_anywhere'.*looked for from /"),
         ("harness.no_such:make", "no module 'harness.no_such'"),
         ("json:lods", "module json .* has no callable 'lods'; did you mean `loads"),

@@ -152,7 +152,7 @@ def test_what_is_no_author_is_refused(author: str) -> None:
 
 @pytest.mark.parametrize("licence", ["", "free for all", "CC\nBY", "javascript:x", 'https://e.org/"x'])
 def test_what_is_no_licence_is_refused(licence: str) -> None:
-    with pytest.raises(UsageError, match="is no licence"):
+    with pytest.raises(UsageError, match="is not a licence"):
         citation(licence=licence)
 
 
@@ -162,11 +162,11 @@ def test_what_is_no_licence_is_refused(licence: str) -> None:
         ("- a list", "holds no fields"),
         ("a: b: c", "not YAML"),
         ("title: 1\ntitle: 2", "given twice"),
-        ("authors: Ada", "no list of persons"),
-        ("title: [a]", "no text"),
+        ("authors: Ada", "not a list of persons"),
+        ("title: [a]", "not text"),
         ('title: "a\\nb"', "one line"),
-        ("license: 3", "no text"),
-        ("url: file:///etc/passwd", "no web address"),
+        ("license: 3", "not text"),
+        ("url: file:///etc/passwd", "not a web address"),
         pytest.param("#" * 300_000, "longer than 262,144 characters, and is not read", id="too long"),
     ],
 )
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_one_is_refused(tmp_path: Path, text: str, said: s
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ResultsPathError, match="no regular file"):
+    with pytest.raises(ResultsPathError, match="not a regular file"):
         citation(tmp_path / "CITATION.cff")
 
 

@@ -101,7 +101,7 @@ def test_the_mode_is_what_all_that_a_node_shows_adds_up_to(there, pods, modes):
             node(10, **WHOLE),
             [],
             ["nvidia.com/gpu.sharing-strategy=none says exclusive"],
-            "somebody who does not say how",
+            "an unknown program",
         ),
         (node(10, **WHOLE, _notes=[HAMI]), [], ["sharing-strategy=none says exclusive"], f"HAMi (annotation {HAMI})"),
         (
@@ -194,9 +194,9 @@ def test_the_slices_of_a_gpu_are_what_plugin_and_labels_say(labels, pods, number
         (
             MpsLimits(share="2/N"),
             {},
-            ["are to have 50 % of a GPU's multiprocessors each, and the device plugin gives each of 4"],
+            ["are to have 50% of a GPU's multiprocessors each, and the device plugin gives each of 4"],
         ),
-        (MpsLimits(), {}, ["are to have 100 % of a GPU's multiprocessors"]),
+        (MpsLimits(), {}, ["are to have 100% of a GPU's multiprocessors"]),
         (
             MpsLimits(share="1/N", pinned_memory_gb=22),
             {"gpu__memory": "81559"},

@@ -89,7 +89,7 @@ def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
 
 def test_shares_that_add_up_to_more_than_the_gpu_are_worth_a_warning():
     message = found(Sharing.MPS, replicas=8, mps=MpsLimits(share=50))[IssueLevel.WARNING]
-    assert message == "8 replicas of 50 % of the multiprocessors add up to 400 %: they overlap."
+    assert message == "8 replicas of 50% of the multiprocessors add up to 400%: they overlap."
     assert found(Sharing.MPS, replicas=8, mps=MpsLimits(share="1/N")) == {}
 
 
@@ -173,7 +173,7 @@ def groups(tmp_path_factory, monkeypatch):
             IssueLevel.WARNING,
             "each of 3 replicas has 40 of the 132 multiprocessors of NVIDIA H200",
         ),
-        ({"replicas": 3}, {}, IssueLevel.WARNING, "; 12 are nobody's."),
+        ({"replicas": 3}, {}, IssueLevel.WARNING, "; 12 are unused."),
         ({"replicas": 16}, {"FAKE_CUDA_SMS": "128"}, IssueLevel.WARNING, "8 of the 128"),
         ({"replicas": 6, "gpus": 2}, {}, IssueLevel.WARNING, "each of 3 replicas has 40"),
         (

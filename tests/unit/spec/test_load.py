@@ -249,7 +249,7 @@ def test_a_folder_or_a_device_in_place_of_a_campaign_file_says_which_command_tak
     assert said["empty"] == "Write one with: harness init FILE"
     assert said["files"] == f"Give a file of it, e.g. {tmp_path}/files/mine.yaml"
     assert f"harness resume {tmp_path}/results." in said["results"]
-    with pytest.raises(CampaignFileError, match="/dev/zero is no regular file"):
+    with pytest.raises(CampaignFileError, match="/dev/zero is not a regular file"):
         read_source("/dev/zero")
 
 
@@ -268,11 +268,17 @@ CLUSTER = GOOD + "backend: kubernetes\n"
         (GOOD + "backend: slurm\n", "c.yaml:6: `backend`: must be 'local' or 'kubernetes'"),
         (CLUSTER + "kubernetes: {contex: a}\n", "c.yaml:7: unknown key `kubernetes.contex`; did you mean `context`?"),
         (CLUSTER + "kubernetes: {namespace: My Place}\n", "`kubernetes.namespace`: must match the pattern"),
-        (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is no image reference"),
-        (CLUSTER + "kubernetes: {image: r.example/Team/w:1}\n", "'r.example/Team/w:1' is no image reference"),
-        (CLUSTER + "kubernetes: {image: 'r.example/w:'}\n", "'r.example/w:' is no image reference"),
-        (CLUSTER + "kubernetes: {image: 'https://r.example/w:1'}\n", "'https://r.example/w:1' is no image reference"),
-        (CLUSTER + "kubernetes: {image: 'r.example/w@sha256:12'}\n", "'r.example/w@sha256:12' is no image reference"),
+        (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is not an image reference"),
+        (CLUSTER + "kubernetes: {image: r.example/Team/w:1}\n", "'r.example/Team/w:1' is not an image reference"),
+        (CLUSTER + "kubernetes: {image: 'r.example/w:'}\n", "'r.example/w:' is not an image reference"),
+        (
+            CLUSTER + "kubernetes: {image: 'https://r.example/w:1'}\n",
+            "'https://r.example/w:1' is not an image reference",
+        ),
+        (
+            CLUSTER + "kubernetes: {image: 'r.example/w@sha256:12'}\n",
+            "'r.example/w@sha256:12' is not an image reference",
+        ),
         (CLUSTER + "kubernetes: {kind: statefulset}\n", "`kubernetes.kind`: must be 'deployment' or 'job'"),
         (CLUSTER + "kubernetes: {tolerations: [{efect: NoSchedule}]}\n", "did you mean `effect`?"),
         (CLUSTER + "kubernetes: {tolerations: [{key: a, value: b}]}\n", "operator Exists takes no `value`"),

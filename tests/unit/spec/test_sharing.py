@@ -10,7 +10,7 @@ from harness.spec import CampaignSpec, MpsLimits, MpsSpec
     [
         ("all", "", "", None),
         (100, "", "", None),
-        (12.5, "12.5 %", "12.5pct", 12.5),
+        (12.5, "12.5%", "12.5pct", 12.5),
         ("1/N", "1/N", "1-over-n", 12.5),
         ("2 / N", "2/N", "2-over-n", 25),
         ("16/N", "16/N", "16-over-n", 100),

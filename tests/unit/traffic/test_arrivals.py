@@ -97,7 +97,7 @@ def test_a_trace_is_asked_at_its_times_with_its_lengths_and_then_again(tmp_path)
     [
         ([line(1)], "has 1 in all"),
         ([line(1), line(1)], "has 2 in all"),
-        ([line(0), "timestamp,input_length"], r"trace\.jsonl:2: it is no JSON"),
+        ([line(0), "timestamp,input_length"], r"trace\.jsonl:2: it is not JSON"),
         (["[1, 2, 3]"], "it must be an object"),
         (['{"timestamp": 1, "input_length": 3}'], "output_length is missing"),
         ([line(float("nan"))], "timestamp must be a finite number"),

@@ -141,7 +141,7 @@ def test_what_is_read_has_the_time_at_which_the_system_had_it(monkeypatch):
         ("429", 429, "HTTP 429"),
         ("302", 302, "HTTP 302"),
         ("cut", BROKEN, "closed before the answer was whole"),
-        ("garbage", BROKEN, "no HTTP"),
+        ("garbage", BROKEN, "not HTTP"),
         ("in-stream", BAD_ANSWER, "the engine is gone"),
     ],
 )
@@ -216,8 +216,8 @@ def test_a_body_given_as_text_is_escaped_where_it_is_json(prompt):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"nothing", "no JSON"),
-        (b"[1]", "no JSON"),
+        (b"nothing", "not a JSON object"),
+        (b"[1]", "not a JSON object"),
         (b"", "the stream"),
         (b'{"choices": [{"text": "a"}]}', "the stream"),
         (b"[DONE]", "the stream"),

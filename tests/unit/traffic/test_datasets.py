@@ -173,10 +173,10 @@ def test_one_bad_entry_is_dropped_and_counted_and_many_are_refused(tmp_path):
     path = written(tmp_path / "trace.jsonl", *good[:100], '{"timestamp": 1, "inp', *good[100:])
     read = load_facts(trace_of(path, unit="ms"))
     assert (read.requests, read.dropped) == (200, {UNREADABLE: 1})
-    assert read.first_unreadable.startswith(f"{path}:101: it is no JSON")
+    assert read.first_unreadable.startswith(f"{path}:101: it is not JSON")
     assert len(list(itertools.islice(questions(trace_of(path, unit="ms"), 1), 300))) == 300
     written(path, *good, *["x"] * 3)
-    with pytest.raises(LoadError, match=r"trace\.jsonl:201: it is no JSON.*3 of 203 records cannot be read"):
+    with pytest.raises(LoadError, match=r"trace\.jsonl:201: it is not JSON.*3 of 203 records cannot be read"):
         load_facts(trace_of(path, unit="ms"))
     (tmp_path / "share.json").write_text(json.dumps([{"conversations": [{"from": "human", "value": "x"}]}] * 200)[:-1])
     assert load_facts(file_of(tmp_path / "share.json")).dropped == {UNREADABLE: 1}, "cut off"
@@ -219,7 +219,7 @@ def test_what_would_mean_something_else_is_refused_with_its_line(tmp_path, recor
         ('{"prompt": "a"}'.encode("utf-16"), "is UTF-16 text"),
         (gzip.compress(b"PAR1\x15\x04"), "is Parquet"),
         (gzip.compress(b'{"prompt": "a"}\n' * 999)[:40], "cannot be read"),
-        (b"just words\n", "it is no JSON.*JSON lines, a JSON array or CSV"),
+        (b"just words\n", "it is not JSON.*JSON lines, a JSON array or CSV"),
         (b"a,b\n1,2\n", "input_length is missing"),
         (b'"text"\n', "it must be an object"),
         (b'{"conversations": []}\n', "holds no request: all are dropped as no-question"),

@@ -62,7 +62,7 @@ def test_a_proxy_of_the_environment_is_never_asked(monkeypatch):
     assert asked(well).status == OK
 
 
-@pytest.mark.parametrize(("answer", "said"), [(b"", "no outputs"), (b"<html>", "no ModelInferResponse")])
+@pytest.mark.parametrize(("answer", "said"), [(b"", "no outputs"), (b"<html>", "not a ModelInferResponse")])
 def test_an_answer_that_is_none_is_a_bad_one(answer, said):
     async def badly(_request, _context):
         return answer

@@ -84,7 +84,7 @@ def test_a_compressed_body_that_nobody_asked_for_is_decoded_as_it_comes(coding):
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", ForeignAnswerError, "HTTP/2"),
         (b"HTTP/2 200\r\n\r\n", ForeignAnswerError, "HTTP/2"),
         (b"HTTP/2.0 200 OK\r\n\r\n", ForeignAnswerError, "HTTP/2"),
-        (b"\x15\x03\x01\x00\x02\x02\x0a", ForeignAnswerError, "speaks TLS"),
+        (b"\x15\x03\x01\x00\x02\x02\x0a", ForeignAnswerError, "uses TLS"),
         (
             b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n",
             ForeignAnswerError,
@@ -92,7 +92,7 @@ def test_a_compressed_body_that_nobody_asked_for_is_decoded_as_it_comes(coding):
         ),
         (OK + b"Content-Encoding: br\r\nContent-Length: 2\r\n\r\nhi", ForeignAnswerError, "compressed with br"),
         (OK + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nhi", BrokenAnswerError, "not compressed as it says"),
-        (b"SSH-2.0-OpenSSH\r\n", BrokenAnswerError, "no HTTP: b'SSH-2.0"),
+        (b"SSH-2.0-OpenSSH\r\n", BrokenAnswerError, "not HTTP: b'SSH-2.0"),
         (CHUNKED + b"zz\r\n", BrokenAnswerError, "broken"),
         (OK + b"Content-Length: 2\r\n\r\nh", BrokenAnswerError, "before the answer was whole"),
         (CHUNKED + b"2\r\nhi\r\n", BrokenAnswerError, "before the answer was whole"),

@@ -113,7 +113,7 @@ def test_nobody_listens_is_said_so():
     with RawServer(b"") as server:
         port = server.port
     (exchange,) = outcomes(port, chat())
-    assert (exchange.status, exchange.said) == (BROKEN, f"nobody listens on {HOST}:{port}")
+    assert (exchange.status, exchange.said) == (BROKEN, f"nothing listens on {HOST}:{port}")
 
 
 @pytest.mark.parametrize("end", [CLOSE, RESET])

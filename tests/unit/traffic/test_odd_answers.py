@@ -73,5 +73,5 @@ def test_nothing_but_a_refusal_is_raised(protocol):
 def test_an_object_of_a_million_levels_is_refused():
     stream = EventStream(engine(protocol="openai-chat"))
     stream.take(Event(b"[" * 1_000_000, 1))
-    with pytest.raises(BadAnswerError, match="no JSON object"):
+    with pytest.raises(BadAnswerError, match="not a JSON object"):
         stream.end(RECEIVED)

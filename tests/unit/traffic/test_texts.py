@@ -84,8 +84,8 @@ def test_without_one_nobody_knows_how_many_tokens_a_prompt_has():
             None,
             "cannot be read: No such file or directory; give a folder with tokenizer.json, or that file. Nothing is fetched",
         ),
-        ("{", "is no tokenizer as tokenizer.json holds one"),
-        ('{"model": 1}', "is no tokenizer as tokenizer.json holds one"),
+        ("{", "is not a tokenizer of the form of tokenizer.json"),
+        ('{"model": 1}', "is not a tokenizer of the form of tokenizer.json"),
     ],
 )
 def test_what_is_no_tokenizer_is_said(tmp_path, text, message):
