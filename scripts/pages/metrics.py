@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from harness.metrics import quality
-from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, Metric
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Level, Metric
 from harness.metrics.prometheus.telemetry import FIELDS
-from harness.metrics.promql import cluster, render
 from harness.metrics.telemetry import GPU_COLUMNS
 from scripts.pages.percentiles import merged
-
-_WINDOW_S = 20.0
 
 _HEAD = """# Metrics
 
@@ -67,8 +64,7 @@ The label `node` identifies nodes, `node` and `gpu` devices; set `prometheus_lab
 mean, with devices numbered node by node (`identities` in the manifest). A row has no value, with a reason, if two machines share a name or DCGM says a blank
 (2147483632, 4294967295, 9223372036854775794, 140737488355328.0). Memory of a MIG GPU is the sum of its instances.
 
-The queries in a cluster, for a window of {window:g} s (p95 and p99 as p50; `all` without `pod`, unless it has a query of its own; metrics that workloads publish likewise):
-
+The queries are in [tests/golden/promql](../tests/golden/promql/cluster.txt): `each` for a series of each replica or device, `pooled` for `all`.
 """
 
 _QUALITY = """
@@ -112,10 +108,8 @@ def page() -> str:
         _PROMQL.format(
             columns=", ".join(f"`{column}`" for column in GPU_COLUMNS),
             fields=", ".join(" or ".join(f"`{name}`" for name in names) for names, _ in FIELDS.values()),
-            window=_WINDOW_S,
         )
     )
-    parts += ["```promql\n", "\n".join(_queries()), "\n```\n"]
     parts.append(
         _QUALITY.format(
             missing=quality.MISSING_SHARE,
@@ -142,16 +136,3 @@ def _row(metric: Metric) -> str:
 
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def _queries() -> Iterator[str]:
-    dialect = cluster("inference", "resnet50-.*")
-    for metric in STANDARD.values():
-        if metric.name.endswith(("_p95", "_p99")):
-            continue
-        queries = render(metric, dialect, _WINDOW_S)
-        yield f"# {metric.name}" + (" (counted on raw samples)" if metric.kind is Kind.COUNTER else "")
-        each = queries.each or queries.raw
-        yield each
-        if queries.pooled and queries.pooled != each.replace("sum by (pod) ", "sum").replace("by (pod, le)", "by (le)"):
-            yield queries.pooled
