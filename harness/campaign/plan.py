@@ -199,10 +199,19 @@ def titles(spec: CampaignSpec) -> dict[str, str]:
     }
 
 
+def _ascending_loads(experiments: Sequence[ExperimentSpec]) -> list[ExperimentSpec]:
+    """Workload by workload and mode by mode, the loads of a sweep ascending: a start serves them in random order."""
+    groups = list(dict.fromkeys((it.workload.family, it.sharing) for it in experiments))
+    return sorted(
+        experiments,
+        key=lambda it: (groups.index((it.workload.family, it.sharing)), it.load.value if it.load else 0.0),
+    )
+
+
 def matrix(experiments: Sequence[ExperimentSpec], *, gpus: bool = True) -> tuple[list[str], list[list[object]]]:
     """Titles and rows of a small table: a row for each workload, mode and condition, with its numbers of replicas, repeats and runs."""
     rows: dict[tuple[str, str, str], list[ExperimentSpec]] = {}
-    for experiment in experiments:
+    for experiment in _ascending_loads(experiments):
         mode = planned_mode(experiment.cell, gpus=gpus)
         rows.setdefault((experiment.workload.name, mode, experiment.condition_name), []).append(experiment)
     named = any(condition for _, _, condition in rows)

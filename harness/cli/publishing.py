@@ -106,7 +106,7 @@ def reproduce(
             "--max-repeats",
             min=1,
             max=100,
-            help="Repeats of a cell here, at most: more than were published run where their spread asks for it.",
+            help="Repeats of a configuration here, at most: more than were published run where their spread asks for it.",
             show_default="four times those published",
         ),
     ] = None,

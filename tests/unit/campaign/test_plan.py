@@ -21,6 +21,7 @@ from harness.spec import (
     Timing,
     WorkloadSpec,
 )
+from harness.spec.sweep import SweepSpec
 from tests.support.experiments import campaign
 
 
@@ -237,3 +238,16 @@ def test_the_matrix_has_a_row_for_each_workload_mode_and_condition():
     )
     titles, rows = matrix(expand(campaign(replicas=[2], repeats=3, conditions=conditions)))
     assert (titles[2], [row[2:] for row in rows]) == ("condition", [["alone", "2", 3, 3], ["beside", "2", 3, 3]])
+
+
+def test_the_matrix_has_the_loads_of_a_sweep_in_ascending_order_whatever_the_order_they_are_served_in():
+    server = {"command": ["serve", "{port}"], "protocol": "openai-chat"}
+    llm = WorkloadSpec(name="llm", server=server, memory_gb=1)
+    sweep = SweepSpec(concurrency=[4, 8, 16, 32], one_start=True)
+    swept = campaign(workloads=[llm], sweep=sweep, sharing=["time-slicing", "mps"], replicas=[1, 2], repeats=3)
+
+    _, rows = matrix(expand(swept))
+
+    assert [row[:2] for row in rows] == [
+        [f"llm-c{load}", mode] for mode in ("time-slicing", "mps") for load in (4, 8, 16, 32)
+    ]
