@@ -36,4 +36,4 @@ def page() -> str:
         for long, short in _SAID_ABOVE.items():
             words = words.replace(long, short)
         rows.append(f"| `{row['name']}` | {row['type']} | {row['unit']} | {words} |\n")
-    return _HEAD + "".join(merged(rows))
+    return _HEAD + "".join(merged(rows)).replace("|  |", "| |")

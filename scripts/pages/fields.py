@@ -14,7 +14,7 @@ _HEAD = """# Every field of a campaign file
 <!-- Written by `python -m scripts.pages` from the models that read the file; edit `harness/spec/` instead. -->
 
 [campaigns.md](campaigns.md) explains them by examples. The end of a name is its unit: `_s` seconds, `_ms` milliseconds, `_gb` 10⁹ bytes,
-`_percent` percent, `_celsius` degrees. A field with the default `null` may be null. A list in braces stands for one field each. Unknown fields
+`_percent` percent, `_celsius` degrees. An empty default is `null`. A list in braces stands for one field each. Unknown fields
 are refused, with their line and the nearest name. `harness schema` prints the same for editors, with the patterns of texts.
 """
 _BOUNDS = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
@@ -77,7 +77,7 @@ def _row(whole: Schema, field: str, about: Schema, required: object) -> str:
     if isinstance(required, list | tuple) and field in required:
         default = "required"
     elif "default" in about and not (kind == "section" and len(about["default"] or ()) > _LONGEST_SECTION):
-        default = f"`{_yaml(about['default'])}`"
+        default = "" if about["default"] is None else f"`{_yaml(about['default'])}`"
     else:
         default = next((text for word, text in _EMPTY.items() if kind.startswith(word)), "its own")
     words = about.get("description") or whole["$defs"][next(_references(about))]["description"]
@@ -105,7 +105,7 @@ def _type(whole: Schema, about: Schema) -> str:
 def _plain(whole: Schema, about: Schema) -> str:
     kind = about.get("type", "")
     if kind == "array":
-        lengths = [f"{word} {about[name]}" for name, word in _ITEMS if name in about]
+        lengths = [f"{word} {about[name]}" for name, word in _ITEMS if about.get(name, 1) != 1]
         inner = _type(whole, about.get("items", {})).replace("section", "sections")
         return ", ".join([f"list of {inner}", *lengths])
     if kind == "object":

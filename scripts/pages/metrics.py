@@ -45,8 +45,8 @@ _GRID = """
 
 ## What the recorder reads
 
-| metric | source |
-|---|---|
+CPU and memory: the replica's process and its children. GPU metrics: NVML, of the device (`gpu_memory`: also of each replica's processes). Pressure: `some total` of /proc/pressure.
+Latency and counts: `inference_latency_seconds` and `inference_requests_total` on the replica's /metrics.
 """
 
 _PROMQL = """
@@ -100,10 +100,6 @@ def page() -> str:
         if name not in STANDARD
     )
     parts.append(_GRID)
-    parts += merged(
-        f"| `{metric.name}` | {metric.source.value}{metric.gauge and f': `{metric.gauge}`'} |\n"
-        for metric in STANDARD.values()
-    )
     parts.append(
         _PROMQL.format(
             columns=", ".join(f"`{column}`" for column in GPU_COLUMNS),
