@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _json_mode = _verbose = False
 _GAP, _HANGING = 2, 4
+_LONG_WORD = 20
+"""Characters of a word that a table may break."""
 _GREEN, _YELLOW, _RED = 32, 33, 31
 _COLOURS = {
     "VALID": _GREEN,
@@ -212,10 +214,14 @@ def _broken(text: str, width: int, indent: str = "", *, whole_words: bool = Fals
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """An aligned table on stdout, verdicts in colour in a terminal; columns two spaces apart.
 
-    A row of one cell is a heading across all columns. Where a line has no room for them all, the widest cells are folded.
+    A row of one cell is a heading across all columns. Where a line has no room for them all, the widest cells are folded;
+    where that would break words, each row is a list of its cells.
     """
     lines = [list(headers), *([printable(str(cell)) for cell in row] for row in rows)]
     wide = _narrowed([line for line in lines if len(line) == len(headers)], terminal_width())
+    if wide is None:
+        _listed(lines)
+        return
     for line in lines:
         if len(line) < len(wide):
             entry(line[0])
@@ -236,18 +242,32 @@ def show(shown: Table) -> None:
     table(shown.titles, shown.texts)
 
 
-def _narrowed(lines: Sequence[Sequence[str]], limit: int) -> list[int]:
-    """Widths of the columns that have room in a line: the widest gives way first, whole words as long as that is enough."""
+def _listed(lines: Sequence[Sequence[str]]) -> None:
+    headers, *rows = lines
+    first = max(map(len, headers)) + _GAP
+    for row in rows:
+        if len(row) < len(headers):
+            entry(row[0])
+            continue
+        for header, cell in zip(headers, row, strict=True):
+            pieces = _broken(cell, max(terminal_width() - first, _LONG_WORD))
+            for label, piece in itertools.zip_longest([header], pieces, fillvalue=""):
+                _write((label.ljust(first) + _painted(cell, piece)).rstrip())
+        _write("")
+
+
+def _narrowed(lines: Sequence[Sequence[str]], limit: int) -> list[int] | None:
+    """Widths of the columns that have room in a line, the widest gives way first; None: there is none without breaking words."""
     wide = [max(1, width) for width in widths(lines)]
-    words = [
-        max((len(word) for cell in column for word in cell.split()), default=1) for column in zip(*lines, strict=True)
+    least = [
+        min(_LONG_WORD, max((len(word) for cell in column for word in cell.split()), default=1))
+        for column in zip(*lines, strict=True)
     ]
-    for least in (words, [1] * len(wide)):
-        while sum(wide) > limit - _GAP * (len(wide) - 1):
-            widest = max(range(len(wide)), key=lambda index: wide[index] if wide[index] > least[index] else 0)
-            if wide[widest] <= least[widest]:
-                break
-            wide[widest] -= 1
+    while sum(wide) > limit - _GAP * (len(wide) - 1):
+        widest = max(range(len(wide)), key=lambda index: wide[index] if wide[index] > least[index] else 0)
+        if wide[widest] <= least[widest]:
+            return None
+        wide[widest] -= 1
     return wide
 
 

@@ -87,8 +87,10 @@ def test_the_table_has_a_line_per_cell_with_its_figures_and_verdict(analysis, ca
 @pytest.mark.parametrize("columns", [70, 55])
 def test_cells_are_folded_until_a_line_has_room_and_no_figure_goes(analysis, capsys, monkeypatch, columns):
     lines, _ = shown(analysis, capsys, monkeypatch, columns)
+    cell = analysis.cells[0]
     assert max(map(len, lines)) <= columns
-    p99 = 1e3 * analysis.cells[0].estimates["latency_p99_exact"].mean
+    assert {"requests/s", cell.badge} <= set(" ".join(lines).split()), "words stay whole"
+    p99 = 1e3 * cell.estimates["latency_p99_exact"].mean
     assert f"{p99:.2f}" in " ".join(lines)
 
 
