@@ -20,9 +20,11 @@ from harness.errors import NotReproducedError, UsageError, duration
 if TYPE_CHECKING:
     from harness.analysis.contrasts.reproduction import Reproduction
     from harness.campaign.source import CampaignSource
-    from harness.spec import CampaignSpec
+    from harness.spec import CampaignSpec, KubernetesSpec, ServerSpec
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
+_OF_THE_NODES = "localhost/"
+"""Where images are that a node's owner put there: no registry has them."""
 
 
 def _nanoseconds(resolution: str) -> int:
@@ -187,34 +189,53 @@ def _ask_about(lines: Sequence[str], archive: Path, *, yes: bool) -> None:
         output.note(line)
     if not lines or yes:
         return
-    advice = f"Read what it runs, above; to run it: harness reproduce {archive} --yes"
+    advice = f"Read what it does, above; to agree: harness reproduce {archive} --yes"
     if not sys.stdin.isatty():
-        raise UsageError(f"{archive} runs code of its author, and there is no terminal to ask at.", advice=advice)
+        raise UsageError(
+            f"{archive} has this done as its author wrote it, and there is no terminal to ask at.", advice=advice
+        )
     agreed = False
     with suppress(typer.Abort):  # Ctrl-C, or the end of the input
-        agreed = typer.confirm("Run this code of the archive's author here?", err=True)
+        agreed = typer.confirm("Do this here as the archive's author wrote it?", err=True)
     if not agreed:
         raise UsageError("nothing was run.", advice=advice)
 
 
 def _foreign_code(spec: CampaignSpec) -> Iterator[str]:
-    """What the campaign's author has this machine or cluster run: commands and images of servers, modules and layers."""
-    import shlex
-
+    """What the campaign's author has this machine or cluster run, and which keys it has them send elsewhere."""
     neighbours = [neighbour.workload for condition in spec.conditions for neighbour in condition.neighbours]
     for workload in (*spec.workloads, *neighbours):
-        server = workload.server
-        if server is not None and server.of_this_machine:
-            yield f"runs the command of {workload.name}: {shlex.join(server.command)}"
-        elif server is not None and server.image is not None:
-            yield f"runs the image of {workload.name}: {shlex.join([server.image, *server.command])}"
-        if server is not None and server.client is not None:
-            yield f"imports the client of {workload.name}: {server.client}"
+        if workload.server is not None:
+            yield from _of_server(workload.name, workload.server)
         if workload.factory is not None:
             yield f"imports the workload {workload.name}: {workload.factory}"
     for condition in spec.conditions:
         if condition.layer is not None:
             yield f"replicas under {condition.name}: {condition.layer.in_words}"
+    if spec.kubernetes is not None:
+        yield from _of_cluster(spec.kubernetes)
+
+
+def _of_server(name: str, server: ServerSpec) -> Iterator[str]:
+    import shlex
+
+    if server.of_this_machine:
+        yield f"runs the command of {name}: {shlex.join(server.command)}"
+    elif server.image is not None:
+        yield f"runs the image of {name}: {shlex.join([server.image, *server.command])}"
+    if server.client is not None:
+        yield f"imports the client of {name}: {server.client}"
+    if server.url and server.api_key_env is not None:
+        yield f"sends the content of {server.api_key_env} to {', '.join(server.url)}"
+
+
+def _of_cluster(cluster: KubernetesSpec) -> Iterator[str]:
+    if not cluster.image.startswith(_OF_THE_NODES):
+        yield f"runs replicas from the image {cluster.image}"
+    access = cluster.prometheus_access
+    token = access.token_file or access.token_env
+    if cluster.prometheus_url is not None and token is not None:
+        yield f"sends the content of {token} to {cluster.prometheus_url}"
 
 
 def _runs(spec: CampaignSpec) -> str:

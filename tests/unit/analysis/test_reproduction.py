@@ -248,6 +248,20 @@ def test_what_an_archive_has_this_machine_run_is_shown_before(
         "imports the client of pod: module:ask",
     ]
 
+    text["workloads"] = [{"name": "resnet50"}]
+    assert list(publishing._foreign_code(CampaignSpec.model_validate(text))) == []
+    access = {"token_env": "SECRET"}
+    text["kubernetes"] = {"image": "registry/ours:1", "prometheus_url": "https://there", "prometheus_access": access}
+    assert list(publishing._foreign_code(CampaignSpec.model_validate(text))) == [
+        "runs replicas from the image registry/ours:1",
+        "sends the content of SECRET to https://there",
+    ]
+    asked = {"url": ["https://there"], "protocol": "openai-chat", "model": "m", "api_key_env": "SECRET", "rate": 1}
+    keyed = {"name": "keyed", "workloads": [{"name": "api", "server": asked}], "replicas": [1]}
+    assert list(publishing._foreign_code(CampaignSpec.model_validate(keyed))) == [
+        "sends the content of SECRET to https://there"
+    ]
+
     said: list[str] = []
     monkeypatch.setattr(publishing, "_foreign_code", lambda _spec: shown)
     monkeypatch.setattr(publishing.output, "note", said.append)
