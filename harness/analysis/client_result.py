@@ -144,7 +144,26 @@ def _read_scenario(file: Path) -> Document:
         raise ResultsPathError(
             f"{file} is damaged: the file was changed after it was written.", advice="Restore it from a backup."
         )
-    return read_object(file)
+    content = read_object(file)
+    if not _is_scenario(content):
+        raise ResultsPathError(f"{file} is no {SCENARIO} of this harness.", advice="Restore it from a backup.")
+    return content
+
+
+def _is_scenario(content: Document) -> bool:
+    """Whether it has what readers take for granted: a hash says that a file is the author's, not that it is right."""
+    try:
+        results = content["results"]
+        numbers = [results.get("intended_per_s"), results["achieved_per_s"], results["throughput_samples_per_s"]]
+        texts = [content["experiment"], content["scenario"], *content["validity"]["reasons"]]
+        flags = [results.get("limit_met"), content["validity"]["valid"]]
+        return (
+            all(isinstance(number, int | float | None) for number in (*numbers, *results["latency_ms"].values()))
+            and all(isinstance(text, str) for text in texts)
+            and all(isinstance(flag, bool | None) for flag in flags)
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def _scenario(
