@@ -35,15 +35,20 @@ class IsolationChoice:
     every: Sequence[Kept] = ()
 
     @property
+    def significant(self) -> bool:
+        """Whether the best keeps significantly more than the runner-up."""
+        return self.p is not None and self.p < SIGNIFICANCE
+
+    @property
     def decided(self) -> bool:
         """Whether the metrics or a death tell the best from the runner-up."""
-        significant = self.p is not None and self.p < SIGNIFICANCE
-        return significant or self.best.rank[0] < self.next.rank[0]
+        return self.significant or self.best.rank[0] < self.next.rank[0]
 
     @property
     def takeaway(self) -> str:
         """What the best and the runner-up keep, their ratio, and what the best costs elsewhere."""
-        ratio = f" {'Significant' if self.decided else 'No clear winner'}: {times(self.gain)}." if self.gain else ""
+        word = "Significant" if self.significant else "Not significant" if self.decided else "No clear winner"
+        ratio = f" {word}: {times(self.gain)}." if self.gain else ""
         price = f" But {self.costs}." if self.costs else ""
         clear = "" if self.decided or ratio else " No clear winner."
         worst = f"with the worst of {self.neighbours} neighbours" if self.neighbours > 1 else "with its neighbour"

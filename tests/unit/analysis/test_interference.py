@@ -335,6 +335,16 @@ def test_a_mode_in_which_the_service_dies_isolates_worst_whatever_it_keeps_elsew
     assert better.takeaway.endswith("; MPS dies under beside in 3 of 3 runs.")
 
 
+def test_a_death_decides_and_makes_no_difference_significant(analysis):
+    pool = gather([analysis.folder], read=lambda _folder: analysis)
+    (even,) = chosen(both(analysis, 0.8), pool)
+
+    decided = replace(even, next=replace(even.next, deaths={"crash": (3, 3)}))
+
+    assert decided.decided
+    assert "Not significant: 1.00 times" in decided.takeaway
+
+
 def test_one_repeat_is_said_and_not_decided(analysis):
     cells = [replace_repeats(cell, 1) for cell in analysis.cells]
 
