@@ -235,7 +235,9 @@ def estimate(experiments: Sequence[ExperimentSpec]) -> CampaignCost:
 
 
 def _start_s(experiment: ExperimentSpec) -> float:
-    start_s, of_a_process_s = START_S[experiment.timing.start if experiment.workload.can_fork else "fresh"]
+    layered = experiment.condition is not None and experiment.condition.layer is not None
+    forks = experiment.workload.can_fork and not layered
+    start_s, of_a_process_s = START_S[experiment.timing.start if forks else "fresh"]
     return start_s + of_a_process_s * experiment.cell.processes
 
 

@@ -228,6 +228,16 @@ def test_replicas_that_share_no_gpu_are_called_those_of_the_cpu(monkeypatch):
     assert plan.titles(cluster.model_copy(update={"kubernetes": KubernetesSpec()})) == {}
 
 
+def test_replicas_under_a_layer_are_not_forked_and_are_not_planned_so():
+    conditions = [{"name": "plain"}, {"name": "wrapped", "layer": {"prefix": ["taskset", "-c", "0"]}}]
+    text = {"name": "a", "workloads": [{"name": "resnet50"}], "replicas": [1], "repeats": 1, "conditions": conditions}
+    plain, wrapped = expand(CampaignSpec.model_validate(text | {"timing": {"start": "forked"}}))
+
+    fresh = {**text, "conditions": conditions[1:]}
+    assert estimate([wrapped]) == estimate(expand(CampaignSpec.model_validate(fresh)))
+    assert estimate([plain]).starts_s < estimate([wrapped]).starts_s
+
+
 def test_the_matrix_has_a_row_for_each_workload_mode_and_condition():
     conditions = [ConditionSpec(name="alone"), ConditionSpec(name="beside")]
     plain = campaign(replicas=[1, 3, 8], sharing=["time-slicing", "mps"], repeats=5)
