@@ -354,7 +354,8 @@ def _print_answers(first: FirstScreen, answered: list[QuestionAnswer], condition
         if lines:
             output.sentence("\n".join([f"\n{question}", *(f"  {line}" for line in lines)]))
     for answer in answered if details else ():
-        output.sentence(f"\n{answer.question}\n  {answer.takeaway or 'Not measured.'}")
+        said = answer.takeaway or ("" if answer.table else "Not measured.")
+        output.sentence("\n".join(filter(None, [f"\n{answer.question}", said and f"  {said}"])))
         if answer.table:
             output.show(answer.table)
         output.sentences(f"  ({gap})" for gap in answer.missing)

@@ -16,11 +16,13 @@ from harness.analysis.campaign import analyse
 from harness.analysis.metrics.catalogue import STREAM_HEADLINE
 from harness.analysis.narrative import concerns, headline
 from harness.analysis.pages import tables
+from harness.analysis.pages.table import Table
+from harness.analysis.questions.question import QuestionAnswer
 from harness.analysis.statistics import Estimate
 from harness.analysis.summary import index
 from harness.campaign.thresholds import Thresholds
 from harness.cli import app, campaign, output
-from harness.cli.results import show_figures
+from harness.cli.results import _print_answers, show_figures
 from harness.errors import counted
 from harness.results.layout import STATE
 from harness.results.manifest import Status
@@ -241,3 +243,14 @@ def test_one_is_counted_as_one():
         "2 replicas need",
         "1,200 rows",
     ]
+
+
+def test_only_an_answer_without_any_value_is_called_not_measured(capsys):
+    table = Table.of([{"Workload": "resnet50", "Throughput": "306"}], words=1)
+    given = [QuestionAnswer("cost", "What does it cost?", table=table), QuestionAnswer("price", "At what price?")]
+
+    _print_answers(SimpleNamespace(isolation=SimpleNamespace(apart=""), choices=[]), given, [], details=True)
+
+    cost, price = capsys.readouterr().out.split("\nAt what price?\n")
+    assert cost.splitlines()[1:] == ["What does it cost?", "Workload  Throughput", "resnet50  306"]
+    assert price == "  Not measured.\n"
