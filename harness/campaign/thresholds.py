@@ -91,7 +91,12 @@ class Thresholds:
         try:
             refuse_errors(findings)
         except PreflightError as error:
-            failures.append(error)
+            # The plan lists them one by one.
+            number = sum(finding.severity is IssueLevel.ERROR for finding in findings)
+            several = f"preflight found {number} errors, so harness run would refuse this campaign."
+            failures.append(
+                error if number == 1 else PreflightError(several, advice="Fix each of them.", code=error.code)
+            )
         if FailOn.SLO in self.wanted and (short := too_short(spec)):
             advice = "Record longer, or ask at a higher rate, so that it can pass."
             failures.append(ObjectiveMissedError(" ".join(short), advice=advice))

@@ -162,6 +162,17 @@ def test_a_plan_that_preflight_refuses_fails_as_its_run_would(
     assert reasons == [("preflight", 3), *([("degraded", 14)] if asked == ["degraded"] else [])]
 
 
+def test_a_plan_says_each_of_several_errors_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Issue(IssueLevel.ERROR, "disk", f"disk {name} is full.", "Free some.") for name in ("a", "b")]
+    monkeypatch.setattr(preflight, "check", lambda *_: found)
+    done = plan(tmp_path, PLAN)
+    assert [done.stdout.count(f"preflight error: disk {name} is full. Free some.") for name in ("a", "b")] == [1, 1]
+    assert (
+        str(failure(done)) == "preflight found 2 errors, so harness run would refuse this campaign. Fix each of them."
+    )
+    assert isinstance(failure(done), PreflightError)
+
+
 def test_a_plan_with_warnings_fails_where_degraded_runs_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "check", lambda *_: [Issue(IssueLevel.WARNING, "load", "busy.", "Wait.")])
     assert plan(tmp_path, PLAN, "--fail-on", "invalid").exception is None
