@@ -105,6 +105,11 @@ def address(text: str) -> ipaddress.IPv4Address:
     return found
 
 
+def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Kernel parameters by their names with dots; as for the kernel, the last of two that mean the same counts."""
+    return {name.replace("/", "."): value for name, value in values.items()}
+
+
 def driver(text: str) -> list[int]:
     """A driver's version as numbers."""
     return [int(part) for part in text.split(".")]
@@ -151,7 +156,7 @@ RULES.globals |= {
     "cron": cron,
     "date": dt.date.fromisoformat,
 }
-RULES.globals |= {"driver": driver, "endpoint": endpoint, "network": network, "port_fits": port_fits}
+RULES.globals |= {"dotted": dotted, "driver": driver, "endpoint": endpoint, "network": network, "port_fits": port_fits}
 RULES.globals |= {"seconds": seconds, "whole_network": whole_network}
 compiled = functools.cache(RULES.compile_expression)
 
@@ -164,7 +169,7 @@ def fits(kind: Mapping[str, Any], text: str) -> bool:
         return False
     try:
         return "rule" not in kind or bool(compiled(kind["rule"])(text=text))
-    except (OSError, ValueError):
+    except (OSError, RuntimeError, ValueError):  # a RuntimeError: the home of a user who does not exist
         return False
 
 

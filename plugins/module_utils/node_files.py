@@ -114,7 +114,8 @@ class Files:
 
     def file(self, path: Path, content: str, mode: str, owner: str) -> None:
         """Brings one file to its content, mode and owner."""
-        before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+        # With its line ends as they are: \r\n, read as \n, would be written again by every run.
+        before = path.read_bytes().decode(errors="replace") if path.is_file() else None
         uid = pwd.getpwnam(owner).pw_uid if owner else None
         if before == content and not path.is_symlink() and self.fits(path, int(mode, 8), uid):
             return

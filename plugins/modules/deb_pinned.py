@@ -79,6 +79,11 @@ def matches(version: str, wanted: str) -> bool:
     return not wanted or version == wanted or version.rpartition("-")[0] == wanted
 
 
+def armoured(key: bytes) -> bool:
+    """Whether a key is text."""
+    return key.lstrip().startswith(b"-----BEGIN")
+
+
 class Packages:
     """The wanted packages, and their repository, against what apt and dpkg have."""
 
@@ -131,7 +136,9 @@ class Packages:
                 msg=f"{self.source['name']}: the repository key could not be fetched from {url} ({info['msg']}). Check that the machine"
                 f" reaches this address, or {MIRRORS}."
             )
-        return bytes(response.read())
+        key = bytes(response.read())
+        # apt knows the end of an armoured key's head by an empty line, which \r\n is not.
+        return key.replace(b"\r\n", b"\n") if armoured(key) else key
 
     def deb822(self, ending: str) -> tuple[Path, str]:
         """The key's file with this ending, by which apt knows its form, and the source, a flat repository; any key of the file where no fingerprint is given."""
@@ -142,24 +149,25 @@ class Packages:
         signed_by = f"{keyring} {fingerprint}".strip()
         return keyring, f"Types: deb\nURIs: {self.source['uri'].rstrip('/')}/\nSuites: /\nSigned-By: {signed_by}\n"
 
-    def write_source(self) -> None:
-        """Writes key and source, also where both are known: a key that was extended has the same fingerprint."""
+    def renew_source(self) -> None:
+        """Writes key and source, also where both are known (a key that was extended has the same fingerprint), and fetches its index."""
         key = self.key()
-        keyring, text = self.deb822("asc" if key.lstrip().startswith(b"-----BEGIN") else "gpg")
+        keyring, text = self.deb822("asc" if armoured(key) else "gpg")
+        path = SOURCES / f"{self.source['name']}.sources"
         write_file(keyring, key)
-        write_file(SOURCES / f"{self.source['name']}.sources", text.encode())
+        write_file(path, text.encode())
+        # This one alone takes seconds less than all, and says why where it fails, which an update of all only warns of.
+        only = (f"Dir::Etc::sourcelist={path}", "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
+        self.demand("update", settings=(*only, "APT::Update::Error-Mode=any"))
 
     def add_source(self) -> bool:
-        """Brings key and source up to date, and the index of a source that is new; whether any was not."""
+        """Brings key, source and index of a source that is new up to date; whether it was not."""
         path = SOURCES / f"{self.source.get('name')}.sources"
         before = path.read_text(encoding="utf-8") if path.exists() else ""
         if not self.source or any(before == text and key.exists() for key, text in map(self.deb822, ("asc", "gpg"))):
             return False
         if not self.module.check_mode:
-            self.write_source()
-            # This one alone takes seconds less than all.
-            only = (f"Dir::Etc::sourcelist={path}", "Dir::Etc::sourceparts=-", "APT::Get::List-Cleanup=0")
-            self.demand("update", settings=(*only, "APT::Update::Error-Mode=any"))
+            self.renew_source()
         return True
 
     def finish_interrupted(self) -> bool:
@@ -196,7 +204,9 @@ class Packages:
         _, out, _ = self.module.run_command(["apt-cache", "madison", *found])
         for line in out.splitlines():
             columns = [column.strip() for column in line.split("|")]
-            if len(columns) == 3 and "Packages" in columns[2] and columns[1] not in found[columns[0]]:
+            # Of another architecture alone, a package has that behind its name.
+            known = len(columns) == 3 and "Packages" in columns[2] and columns[0] in found
+            if known and columns[1] not in found[columns[0]]:
                 found[columns[0]].append(columns[1])
         return found
 
@@ -212,7 +222,7 @@ class Packages:
             if fresh:
                 break
             if self.source:
-                self.write_source()
+                self.renew_source()
             self.demand("update")
             fresh = True
         package = packages[exact.index([])]

@@ -1,6 +1,7 @@
 """A repository: its key is the one of its fingerprint, and its index is fetched once."""
 
 import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -16,6 +17,14 @@ module = tree.module("deb_pinned")
 FINGERPRINT = "ABCD" * 10
 KEY = b"\x99\x00\x04 key"
 ARMOURED = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n"
+
+
+REAL_KEY = module.Packages.key
+
+
+def served(content):
+    """A server that has this at every address."""
+    return lambda *_, **__: (io.BytesIO(content), {"status": 200})
 
 
 def source(fingerprint=FINGERPRINT, *, check_mode=False, uri="http://mirror/k"):
@@ -57,9 +66,23 @@ def test_a_key_that_was_extended_is_fetched_again_though_its_fingerprint_is_know
     monkeypatch.setattr(module.Packages, "key", lambda _self: extended)
     known = source()
     assert known.add_source() is False
-    known.write_source()
+    known.renew_source()
     signed_by = (machine / "SOURCES/k.sources").read_text().split()[-2]
     assert (machine / "KEYRINGS" / signed_by).read_bytes() == extended
+
+
+def test_a_key_with_the_line_ends_of_windows_is_written_as_apt_reads_it(machine, monkeypatch):
+    monkeypatch.setattr(module.Packages, "key", REAL_KEY)
+    monkeypatch.setattr("ansible.module_utils.urls.fetch_url", served(ARMOURED.replace(b"\n", b"\r\n")))
+    source().add_source()
+    assert (machine / "KEYRINGS/k.asc").read_bytes() == ARMOURED
+
+
+def test_a_binary_key_is_written_as_it_is(machine, monkeypatch):
+    monkeypatch.setattr(module.Packages, "key", REAL_KEY)
+    monkeypatch.setattr("ansible.module_utils.urls.fetch_url", served(KEY + b"\r\n"))
+    source().add_source()
+    assert (machine / "KEYRINGS/k.gpg").read_bytes() == KEY + b"\r\n"
 
 
 def test_check_mode_fetches_and_writes_nothing(machine):
@@ -88,7 +111,7 @@ def test_apt_takes_an_index_only_by_the_key_of_the_fingerprint(tmp_path, monkeyp
     monkeypatch.setattr(module, "KEYRINGS", tmp_path)
     monkeypatch.setattr(module, "SOURCES", tmp_path)
     monkeypatch.setattr(module.Packages, "key", lambda _self: key)
-    source(signer.fingerprint if right else "A" * 40, uri=f"file:{tmp_path}/repository").write_source()
+    source(signer.fingerprint if right else "A" * 40, uri=f"file:{tmp_path}/repository").renew_source()
     assert (tmp_path / f"k.{ending}").read_bytes() == key
     for name in ("lists/partial", "cache/archives/partial"):
         (tmp_path / name).mkdir(parents=True)

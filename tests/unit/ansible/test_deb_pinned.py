@@ -110,7 +110,7 @@ def test_what_the_index_lacks_is_asked_for_with_a_fresh_key_and_then_a_fresh_ind
     found, fake = packages(wanted=kubelet("1.35.99"))
     found.source = {"name": "kubernetes"}
     monkeypatch.setattr(found, "add_source", lambda: False)
-    monkeypatch.setattr(found, "write_source", lambda: fake.commands.append(["renew"]))
+    monkeypatch.setattr(found, "renew_source", lambda: fake.commands.append(["renew"]))
     with pytest.raises(Failed, match="does not exist"):
         found.present()
     done = [
@@ -119,6 +119,28 @@ def test_what_the_index_lacks_is_asked_for_with_a_fresh_key_and_then_a_fresh_ind
         if {"renew", "update"} & set(command)
     ]
     assert done == ["renew", "update"]
+
+
+def test_a_package_of_another_architecture_alone_does_not_exist_here():
+    found, _ = packages(offered="kubelet:i386 | 1.35.8-1.1 | http://mirror/kubernetes  Packages\n")
+    with pytest.raises(Failed, match=r"kubelet 1\.35\.8 does not exist.*no repository offers this package"):
+        found.present()
+
+
+def test_an_index_that_cannot_be_fetched_is_the_reason_in_every_run(tmp_path, monkeypatch):
+    # An update of every source ends with a warning and 0 then: only its own tells.
+    for name in ("SOURCES", "KEYRINGS"):
+        monkeypatch.setattr(module, name, tmp_path)
+    monkeypatch.setattr(module.Packages, "key", lambda _: b"\x99key")
+    options = {"name": "k", "uri": "http://mirror/k", "key": "Release.key", "fingerprint": ""}
+    for _ in range(2):
+        found, fake = packages(offered="", source=options)
+        answer = fake._answer
+        fake._answer = lambda words, answer=answer: (
+            (100, "", "E: Failed to fetch http://mirror/k") if "APT::Update::Error-Mode=any" in words else answer(words)
+        )
+        with pytest.raises(Failed, match="could not fetch what it needs"):
+            found.present()
 
 
 def test_another_installed_version_is_changed_by_an_upgrade_only():

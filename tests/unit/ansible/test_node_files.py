@@ -168,3 +168,11 @@ def test_a_file_to_be_mended_only_is_not_made(tmp_path):
     path.write_text("damaged")
     files().apply(wanted(path, only_mend=True))
     assert path.read_text() == "x"
+
+
+def test_a_file_with_the_line_ends_of_windows_is_written_once(tmp_path):
+    path, content = tmp_path / "d/a.yaml", "a: 1\r\nb: 2\r\n"
+    first, again = files(), files()
+    first.file(path, content, "0644", "")
+    again.file(path, content, "0644", "")
+    assert (first.written, again.written, path.read_bytes()) == ([str(path)], [], content.encode())

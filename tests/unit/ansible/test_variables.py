@@ -220,6 +220,30 @@ def test_values_that_do_not_fit_together_are_refused_with_both(broken, rule):
     assert reason.endswith(f"{rule[1]['say']}.")
 
 
+# The kernel takes dots and slashes in a name, and the last of two that mean the same.
+DOTTED, SLASHED = "net.ipv4.ip_forward", "net/ipv4/ip_forward"
+
+
+@pytest.mark.parametrize(
+    ("values", "forwards"),
+    [
+        ({}, False),
+        ({"kernel.panic": "1"}, False),
+        ({DOTTED: 1}, True),
+        ({SLASHED: "1"}, True),
+        ({"net.ipv4/ip_forward": "1"}, True),
+        ({SLASHED: "0"}, False),
+        ({DOTTED: "1", SLASHED: "0"}, False),
+        ({DOTTED: "0", SLASHED: "1"}, True),
+    ],
+    ids=str,
+)
+def test_routing_is_on_however_its_parameter_is_written(values, forwards):
+    reasons = list(TABLE.wrong({"kernel_sysctls": values}))
+    assert [True] * len(reasons) == ["has to be there and 1" in reason for reason in reasons]
+    assert (reasons == []) is forwards
+
+
 ANY_TYPE = [None, float("nan"), float("inf"), [None], {"a": None}, [[]], b"bytes", object()]
 # By type: what is of another, or no text of it.
 WRONG = {

@@ -115,7 +115,10 @@ SAMPLES = {
     "label_value": (["a", "", 3], ["a b", "-a", "a" * 64, "a/b"]),
     "label_or_empty": (["fast", ""], ["Fast", "a_b"]),
     "link_folder": (["/usr/local/bin", "/opt/x/bin"], ["/usr/bin", "/opt/bin", "/usr/local/bin/", "bin"]),
-    "local_file": (["", "ca.crt"], ["/nowhere/ca.crt", "/etc/hostname", "~/nowhere.crt", "a b"]),
+    "local_file": (
+        ["", "ca.crt"],
+        ["/nowhere/ca.crt", "/etc/hostname", "~/nowhere.crt", "~no-such-user/ca.crt", "a b"],
+    ),
     "login": (["ada:s:ecret"], ["ada", ":secret", "ada:", "ada: x", "a da:x"]),
     "memory": (["512Mi", "4Gi", 536870912], ["512MB", "4Gib", "1Mi", "0", "-1Gi", "20Ti", "1.5Gi", "512 Mi"]),
     "mig_profile": (["1g.5gb", "1g.10gb+me", "1c.3g.20gb"], ["8g.80gb", "1g", "1g.5GB", "1g5gb", "0g.5gb"]),
@@ -171,7 +174,7 @@ SAMPLES = {
     ),
     "taint": (["example.org/a=b:NoSchedule", "a:NoExecute"], ["a=b", "a:Never", "a=b:noschedule", ":NoSchedule"]),
     "text": (["a\nb", ""], ["\x00", "\u00e9", "a\tb"]),
-    "threshold": (["5%", "500Mi"], ["100%", "5%", "-5%", "0Mi"]),
+    "threshold": (["5%", "500Mi"], ["100%", "5 %", "-5%", "0Mi"]),
     "uri": (
         ["https://h/a", "http://h:8080/"],
         ["h/a", "ftp://h", "http://h:99999/", "http://h:0/", "http:// h", "http:///a", ""],
