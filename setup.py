@@ -16,11 +16,13 @@ class BuildWithData(build_py):
 
     def run(self) -> None:
         """Build."""
+        package = Path(self.build_lib, "harness")
+        if not self.editable_mode:
+            shutil.rmtree(package, ignore_errors=True)  # setuptools never removes what an older version had
         super().run()
         if self.editable_mode:
             return
-        target = Path(self.build_lib, "harness", "_data")
-        shutil.rmtree(target, ignore_errors=True)
+        target = package / "_data"
         target.mkdir(parents=True)
         for name in CARRIED:
             source = Path(__file__).with_name(name)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from zipfile import ZipFile
 
 import pytest
 
@@ -28,6 +29,9 @@ def checkout(tmp_path_factory):
     copy_of_the_checkout(folder, SOURCES)
     (folder / ".venv").symlink_to(sys.prefix)
     (folder / "programs").mkdir()
+    before = folder / "build/lib/harness"  # of a build of an older version
+    before.mkdir(parents=True)
+    (before / "gone.py").touch()
     return folder
 
 
@@ -59,6 +63,8 @@ def test_its_context_has_all_that_the_containerfile_copies(checkout):
     assert f"gpu-sharing-harness:{harness.__version__}" in asked["words"]
     assert f"org.opencontainers.image.version={harness.__version__}" in asked["words"]
     assert (checkout / asked["words"][asked["words"].index("--file") + 1]).is_file()
+    (wheel,) = (checkout / "build/image").glob("*.whl")
+    assert "harness/gone.py" not in ZipFile(wheel).namelist()
 
 
 def test_its_base_is_that_of_the_table_by_its_digest(checkout):
