@@ -179,6 +179,10 @@ class Campaign:
         experiment: Experiment = self.experiments[name]
         return experiment
 
+    def __contains__(self, wanted: object) -> bool:
+        """Whether it has this experiment, or one of this name."""
+        return any(wanted in (experiment, experiment.name) for experiment in self.experiments)
+
     def __iter__(self) -> Iterator[Experiment]:
         """Its experiments, in the order of their names."""
         return iter(self.experiments)

@@ -68,6 +68,8 @@ def test_an_experiment_is_had_by_its_name_and_a_notebook_shows_tables(folder: Pa
     experiment = measured.experiments["resnet50_r3_mps_rep1"]
 
     assert experiment is measured.experiments[0] is measured["resnet50_r3_mps_rep1"]
+    assert experiment in measured
+    assert [name in measured for name in ("resnet50_r3_mps_rep1", "resnet50_r3_mps_rep3")] == [True, False]
     assert ([*measured], len(measured)) == (measured.experiments, 4)
     assert measured.experiments[:2] == [*measured][:2]
     with pytest.raises(KeyError, match="did you mean 'resnet50_r3_mps_rep2'"):
