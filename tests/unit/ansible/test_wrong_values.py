@@ -1,6 +1,7 @@
 """A thousand wrong values and forty inventories, made from a seed: every one is refused with a sentence, and what is right is not."""
 
 import functools
+import itertools
 import random
 import re
 import tempfile
@@ -286,6 +287,27 @@ def test_the_samples_of_a_kind_are_right_and_wrong(kind):
     right, wrong = SAMPLES[kind]
     assert [sample for sample in right if not takes(sample)] == []
     assert [sample for sample in wrong if takes(sample)] == []
+
+
+def right_values(option):
+    """Values that a variable may have: the ends of its ranges, its choices, the samples of its kind, and collections with and without any."""
+    if option["type"] == "bool":
+        return [True, False]
+    if option["type"] == "int":
+        return [end for ends in option["ranges"] for end in ends]
+    if option["type"] == "list":
+        return [[], SAMPLES[option["of"]][0]]
+    if option["type"] == "dict":
+        (value, *_), _ = SAMPLES[option["of"]]
+        return [{}, dict.fromkeys(SAMPLES[option["key"]][0], value)]
+    return option.get("choices") or SAMPLES[option["of"]][0]
+
+
+@every([(names,) for names, _ in TABLE.rules], " and ".join)
+def test_a_rule_answers_for_all_that_its_variables_may_be(names):
+    for values in itertools.product(*(right_values(TABLE.values[name]) for name in names)):
+        reasons = list(TABLE.wrong(dict(zip(names, values, strict=True))))
+        assert [reason for reason in reasons if "; it has to be " in reason] == []
 
 
 def test_a_thousand_wrong_values_are_all_refused_with_a_sentence():
