@@ -103,7 +103,7 @@ class Files:
                 content = bytes(response.read())
             found = hashlib.sha256(content).hexdigest()
             reason = "" if found == sha256 else f"has the sum {found}, and the table of versions says {sha256}"
-        except (OSError, HTTPException) as error:
+        except (OSError, ValueError, HTTPException) as error:
             reason = str(error) or type(error).__name__
         if reason:
             self.module.fail_json(
@@ -112,15 +112,16 @@ class Files:
             )
         return content.decode()
 
-    def file(self, path: Path, content: str, mode: str, owner: str) -> None:
-        """Brings one file to its content, mode and owner."""
+    def file(self, path: Path, content: str, mode: str, owner: str, *, diff: bool = True) -> None:
+        """Brings one file to its content, mode and owner; diff: whether it may be shown."""
         # With its line ends as they are: \r\n, read as \n, would be written again by every run.
         before = path.read_bytes().decode(errors="replace") if path.is_file() else None
         uid = pwd.getpwnam(owner).pw_uid if owner else None
         if before == content and not path.is_symlink() and self.fits(path, int(mode, 8), uid):
             return
         self.written.append(str(path))
-        shown = {"before": before or "", "after": content} if int(mode, 8) & 0o044 else {"before": "", "after": ""}
+        public = diff and int(mode, 8) & 0o044
+        shown = {"before": before or "", "after": content} if public else {"before": "", "after": ""}
         self.diff.append({"before_header": str(path), "after_header": str(path), **shown})
         if not self.module.check_mode:
             write_file(path, content.encode(), int(mode, 8), uid)
@@ -160,13 +161,14 @@ class Files:
             for one in params["files"]:
                 if one["only_mend"] and not Path(one["path"]).exists():
                     continue
-                self.file(Path(one["path"]), self.content(one), one["mode"], one["owner"])
+                # What is fetched has thousands of lines, and its sum says what it is.
+                self.file(Path(one["path"]), self.content(one), one["mode"], one["owner"], diff=not one.get("url"))
             for path, target in params["links"].items():
                 self.link(Path(path), target)
             keep = {one["path"] for one in params["files"]} | set(params["links"])
             for pattern in params["absent"]:
                 self.absent(pattern, keep)
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, ValueError) as error:
             self.module.fail_json(
                 msg=f"a file could not be brought to its state: {error}. Free space, a read-only disk or a user that"
                 " does not exist are the usual reasons; fix it and run again.",

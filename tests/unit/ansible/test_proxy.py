@@ -155,6 +155,20 @@ def test_a_file_is_fetched_once_and_one_with_another_sum_is_not_kept(tmp_path, p
     assert not (folder / "b.yaml").exists()
 
 
+def test_an_address_that_is_none_is_refused_in_a_sentence(tmp_path):
+    with pytest.raises(Failed, match="could not be fetched: Invalid IPv6 URL"):
+        fetch(tmp_path, "http://[::1/a.yaml")
+
+
+def test_a_fetched_file_of_thousands_of_lines_is_in_no_diff(tmp_path, proxy):
+    path = tmp_path / "m/a.yaml"
+    plain = {"path": str(path), "source": None, "mode": "0644", "owner": "", "only_mend": False}
+    files = node_files.Files(FakeModule())
+    files.apply({"files": [plain | {"url": "http://files.invalid/a.yaml", "sha256": SUM}], "links": {}, "absent": []})
+    assert (path.read_bytes(), proxy.asked != []) == (CONTENT, True)
+    assert [(shown["before"], shown["after"]) for shown in files.diff] == [("", "")]
+
+
 @pytest.mark.parametrize("mirror", ["", "http://mirror.invalid/calico/"])
 def test_all_files_come_from_the_mirror_where_there_is_one(mirror):
     (task,) = [one for one in tree.load(ROOT / "roles/calico/tasks/main.yml") if one["name"] == "Fetch the manifests"]
