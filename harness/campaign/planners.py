@@ -30,7 +30,8 @@ from harness.results import layout
 from harness.results.files import read_document
 from harness.results.manifest import Status
 from harness.results.requests import LatencyTail
-from harness.spec import MOST_REPEATS, ExperimentSpec, StopWhenKnown
+from harness.spec import MOST_REPEATS, CampaignSpec, ExperimentSpec, StopWhenKnown
+from harness.spec.kubernetes import IMAGE
 from harness.spec.load import require
 from harness.spec.timing import KnownMetric
 
@@ -289,9 +290,17 @@ def published_source(folder: Path, said: Path) -> CampaignSource:
     Raises VerificationError, ResultsPathError and CampaignFileError where it is damaged, no campaign, or not to be run by this version.
     """
     verify_campaign(folder).of(said).refuse()
-    spec = open_folder(folder).spec
+    spec = _with_our_image(open_folder(folder).spec)
     require(spec, origin=str(said))
     return CampaignSource(spec, read_document(folder / layout.CAMPAIGN_YAML).decode(errors="replace"), GIVEN)
+
+
+def _with_our_image(spec: CampaignSpec) -> CampaignSpec:
+    """The same where its replicas' image is that of an older harness, which a node of this version does not have."""
+    cluster, name = spec.kubernetes, IMAGE.rpartition(":")[0]
+    if cluster is None or cluster.image.rpartition(":")[0] != name:
+        return spec
+    return spec.model_copy(update={"kubernetes": cluster.model_copy(update={"image": IMAGE})})
 
 
 def most_repeats(source: CampaignSource, limit: int | None) -> int:

@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+import harness
 from harness.analysis.campaign import analyse
 from harness.analysis.contrasts.reproduction import (
     COMPARED,
@@ -31,10 +32,12 @@ from harness.campaign.publish import publish
 from harness.cli import app, publishing
 from harness.errors import NotReproducedError, ResultsPathError, UsageError, VerificationError
 from harness.results.manifest import Status
+from harness.results.published import opened
 from harness.spec import CampaignSpec
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=20)
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +216,19 @@ def test_more_repeats_are_of_the_cells_that_need_them(published: Path) -> None:
     further = with_more_repeats(source, {one: 4})
     assert (further.spec.replicas, further.spec.repeats) == ([1], 4)
     assert further.spec.model_copy(update={"replicas": [1, 3], "repeats": 3}) == source.spec
+
+
+def test_pods_of_an_older_harness_run_again_from_the_image_that_nodes_have_now() -> None:
+    archive = EXAMPLES / "h200-cluster/h200-cluster-whisper-20261128T191557Z.tar.xz"
+    with opened(archive) as folder:
+        cluster = published_source(folder, archive).spec.kubernetes
+        before = open_folder(folder).spec.kubernetes
+    assert cluster
+    assert before
+    assert before.image == "localhost/gpu-sharing-harness/workload:0.1.0"
+    assert cluster == before.model_copy(
+        update={"image": f"localhost/gpu-sharing-harness/workload:{harness.__version__}"}
+    )
 
 
 def run(*words: object) -> Result:
