@@ -123,22 +123,21 @@ class Waiter:
 
     def obstacles(self) -> tuple[list[str], bool]:
         """What is not yet so, and whether waiting is in vain."""
-        found: dict[str, str] = {}
+        found: list[tuple[str, str]] = []
         for name in self.asked["workloads"]:
             item, missing = self.get(name, "--namespace", self.asked["namespace"])
-            found[name] = missing or unfinished(item)
-        final = any(reason.startswith("it failed") for reason in found.values())
+            found.append((name, missing or unfinished(item)))
+        final = any(reason.startswith("it failed") for _, reason in found)
         for name, wanted in self.asked["allocatable"].items():
             item, missing = self.get(f"node/{name}")
-            found[f"node {name}"] = missing or shortfall(item, wanted)
+            found.append((f"node {name}", missing or shortfall(item, wanted)))
         if self.asked["devices"]:
-            given, found["ResourceSlices"] = self.get("resourceslices")
-            counts = {node: listed(given.get("items", []), node) for node in self.asked["devices"]} if given else {}
-            for node, count in counts.items():
-                wanted = self.asked["devices"][node]
-                if count != int(wanted):
-                    found[f"node {node}"] = f"{DRIVER} lists {count} devices and should list {wanted}"
-        return [f"{name}: {reason}" for name, reason in found.items() if reason], final
+            given, missing = self.get("resourceslices")
+            found.append(("ResourceSlices", missing))
+            for node, wanted in self.asked["devices"].items() if given else ():
+                if (count := listed(given["items"], node)) != int(wanted):
+                    found.append((f"node {node}", f"{DRIVER} lists {count} devices and should list {wanted}"))
+        return [f"{name}: {reason}" for name, reason in found if reason], final
 
     def explanation(self) -> list[str]:
         """What the pods behind it say: state and end of the log of each that is not ready, else of one."""

@@ -131,6 +131,10 @@ def test_devices_are_those_that_the_driver_lists_now(monkeypatch):
     assert run(monkeypatch, answers, devices={"n": 3, "m": 1, "none": 0})["changed"] is False
     with pytest.raises(Failed, match=r"node n: gpu.nvidia.com lists 3 devices and should list 0$"):
         run(monkeypatch, answers, devices={"n": 0, "m": 1})
+    # What a node advertises is said beside what is listed for it.
+    answers |= {"node/n": node(**{"nvidia.com/gpu": "1"})}
+    with pytest.raises(Failed, match=r"node n: it advertises .* 1 and .* 2; node n: gpu.nvidia.com lists 3 devices"):
+        run(monkeypatch, answers, allocatable={"n": {"nvidia.com/gpu": 2}}, devices={"n": 0})
 
 
 @pytest.mark.parametrize("has", [{}, {"nvidia.com/gpu": "0"}])
