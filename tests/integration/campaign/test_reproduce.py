@@ -39,7 +39,7 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
 
     said = " ".join(done.stderr.split())
     assert re.search(
-        r"as published: 4 runs, about \d+.* s\. Where these do not tell .* at most 2 runs, about",
+        r"as published: 4 runs, about \d+.* s\. Where these are inconclusive .* at most 2 runs, about",
         said.partition("running")[0],
     ), said
     found = json.loads(done.stdout)

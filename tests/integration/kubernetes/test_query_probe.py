@@ -228,7 +228,7 @@ def test_a_busy_node_is_told_to_whom_reserves_no_processors(scene, monkeypatch):
     [said] = told()
     assert said.severity is IssueLevel.WARNING
     assert re.search(
-        r"processes waited for a processor of n1 in \d+ % of the last 5 minutes, and own reserves none", said.message
+        r"processes waited for a processor of n1 in \d+% of the last 5 minutes, and own reserves none", said.message
     )
     assert "`kubernetes.reserve`" in said.advice
     assert told(nodes=()) == told(nodes=("n2",)) == [], "another node's is not theirs"

@@ -204,5 +204,5 @@ def test_a_start_off_the_grid_is_refused():
             RecordingRequest(metrics=METRICS, step_s=5.0, window_s=20.0, sink=RowList(), clock=SystemClock()),
             groups=[ReplicaGroup("", cluster("inference", ".+"), PODS)],
         )
-        with pytest.raises(UsageError, match="no whole multiple"):
+        with pytest.raises(UsageError, match="not a whole multiple"):
             recorder.record(1_800_000_001.0, 3)
