@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from remote import Refused, Server
 CERTIFICATE = Path("/var/lib/kubelet/pki/kubelet-server-current.pem")
 KEY = Path("/var/lib/kubelet/pki/kubelet-server-asked.key")
 SIGNER = "kubernetes.io/kubelet-serving"
+AGAIN_DAYS = 90
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 
@@ -30,10 +32,11 @@ class Serving:
     def __init__(self, settings: dict[str, Any], server: Server | None, name: str, address: str) -> None:
         self._wanted = bool(settings.get("serverTLSBootstrap"))
         self._server, self._name, self._address = server, name, address
+        self._read_s = self._ends_s = 0.0
 
     def follow(self) -> None:
-        """Ask where nothing was asked, take what was signed."""
-        if not self._wanted or CERTIFICATE.exists():
+        """Ask where nothing was asked or what was signed ends soon, take what was signed."""
+        if not self._wanted or not self._due():
             return
         with suppress(OSError, Refused):
             found = self._read()
@@ -43,6 +46,16 @@ class Serving:
                 CERTIFICATE.touch(0o600)
                 CERTIFICATE.write_bytes(base64.b64decode(found["status"]["certificate"]) + KEY.read_bytes())
                 KEY.unlink()
+
+    def _due(self) -> bool:
+        """Whether there is no certificate, or one that ends soon: the kubelet asks anew at 70 to 90 % of its time."""
+        if not CERTIFICATE.exists():
+            return True
+        changed_s = CERTIFICATE.stat().st_mtime
+        if changed_s != self._read_s:
+            self._ends_s = time.time() + control_plane.seconds_left(CERTIFICATE.read_bytes())
+            self._read_s = changed_s
+        return time.time() > self._ends_s - AGAIN_DAYS * 86400
 
     def _node(self) -> str:
         """The node's name; empty while the control plane has none."""
