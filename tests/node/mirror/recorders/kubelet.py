@@ -101,7 +101,16 @@ def serve(membership: Membership | None, serving: Serving) -> None:
         server = ThreadingHTTPServer(address, Healthy)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     api_server: ThreadingHTTPServer | None = None
-    processes, services = Processes(), Services()
+
+    def end_api(name: str) -> None:
+        # Before its process: whoever sees that gone finds nobody listening.
+        nonlocal api_server
+        if name == API_MANIFEST.stem and api_server is not None:
+            api_server.shutdown()
+            api_server.server_close()
+            api_server = None
+
+    processes, services = Processes(before_removal=end_api), Services()
     while True:
         processes.follow()
         serving.follow()
@@ -111,10 +120,6 @@ def serve(membership: Membership | None, serving: Serving) -> None:
             with suppress(OSError):
                 api_server = api.serve()
                 threading.Thread(target=api_server.serve_forever, daemon=True).start()
-        elif not API_MANIFEST.exists() and api_server is not None:
-            api_server.shutdown()
-            api_server.server_close()
-            api_server = None
         elif api_server is not None:
             api.take_certificate(api_server)
         if membership:

@@ -3,7 +3,7 @@
 A process does nothing: it is there under its name and with its flags, as `ps` shows the real one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,13 +102,15 @@ def pods(node: str) -> Iterator[dict[str, Any]]:
 class Processes:
     """One process for each manifest, started anew when the manifest has changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, before_removal: Callable[[str], None]) -> None:
         self._running: dict[str, tuple[float, subprocess.Popen[bytes]]] = {}
+        self._before_removal = before_removal
 
     def follow(self) -> None:
         """Start and end what the manifests say."""
         wanted = {path.stem: path for path in MANIFESTS.glob("*.yaml")}
         for name in [name for name in self._running if name not in wanted]:
+            self._before_removal(name)
             self._end(name)
         for name, path in wanted.items():
             changed = path.stat().st_mtime
