@@ -72,19 +72,19 @@ def go_ahead(machine: Machine) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def playbooks(boot: Boot, converged_disks: Disks, mirror: Mirror) -> Playbooks:
+def aging(boot: Boot, converged_disks: Disks, mirror: Mirror) -> Playbooks:
     return playbooks_for(boot(converged_disks), mirror)
 
 
 @pytest.fixture(scope="module")
-def days(playbooks: Playbooks) -> list[dict[str, float]]:
+def days(aging: Playbooks) -> list[dict[str, float]]:
     """What is left at the beginning, and after each step."""
-    return [left_days(playbooks.machine), *(go_ahead(playbooks.machine) for _ in range(STEPS))]
+    return [left_days(aging.machine), *(go_ahead(aging.machine) for _ in range(STEPS))]
 
 
 @pytest.fixture(scope="module")
-def verdict(playbooks: Playbooks, days: list[dict[str, float]]) -> Verdict:  # noqa: ARG001 - it comes after
-    return judge.verdict(playbooks)
+def verdict(aging: Playbooks, days: list[dict[str, float]]) -> Verdict:  # noqa: ARG001 - it comes after
+    return judge.verdict(aging)
 
 
 def test_nothing_had_ended_once_the_timers_had_fired(days: list[dict[str, float]]) -> None:
@@ -99,8 +99,8 @@ def test_everything_was_renewed_on_the_way(days: list[dict[str, float]]) -> None
         assert days[-1][path] > 0
 
 
-def test_all_answer_at_the_end(playbooks: Playbooks, verdict: Verdict) -> None:
-    machine = playbooks.machine
+def test_all_answer_at_the_end(aging: Playbooks, verdict: Verdict) -> None:
+    machine = aging.machine
     assert machine.output(f"sudo -u {USER} kubectl --kubeconfig /home/{USER}/.kube/config get --raw /readyz") == "ok"
     assert machine.output(
         f"kubectl --kubeconfig /etc/kubernetes/admin.conf get --raw /api/v1/nodes/{HOST}/proxy/healthz"
