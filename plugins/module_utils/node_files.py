@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import secrets
+import shutil
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
@@ -148,12 +149,21 @@ class Files:
             path.symlink_to(target)
 
     def absent(self, pattern: str, keep: Container[str] = ()) -> None:
-        """Removes the files that fit a pattern, but for those to keep."""
-        for name in sorted(glob.glob(pattern, include_hidden=True)):  # noqa: PTH207 - the pattern may be absolute
-            if not Path(name).is_dir() and name not in keep:
-                self.removed.append(name)
-                if not self.module.check_mode:
-                    Path(name).unlink()
+        """Removes the files that fit a pattern, but for those to keep; whole folders as well where it ends with a slash."""
+        for name in sorted(glob.glob(pattern.rstrip("/"), include_hidden=True)):  # noqa: PTH207 - the pattern may be absolute
+            folder = Path(name).is_dir() and not Path(name).is_symlink()
+            if name in keep or (Path(name).is_dir() and not pattern.endswith("/")):
+                continue
+            self.removed.append(name)
+            if not self.module.check_mode:
+                shutil.rmtree(name) if folder else Path(name).unlink()
+
+    def emptied(self, folder: Path) -> None:
+        """Removes a folder in which nothing is left."""
+        if folder.is_dir() and all(str(path) in self.removed for path in folder.iterdir()):
+            self.removed.append(str(folder))
+            if not self.module.check_mode:
+                folder.rmdir()
 
     def apply(self, params: dict[str, Any]) -> None:
         """Files first, then links, then absences; ends the module with the reason when one cannot be had."""
@@ -168,6 +178,8 @@ class Files:
             keep = {one["path"] for one in params["files"]} | set(params["links"])
             for pattern in params["absent"]:
                 self.absent(pattern, keep)
+            for folder in params["emptied"]:
+                self.emptied(Path(folder))
         except (OSError, KeyError, ValueError) as error:
             self.module.fail_json(
                 msg=f"a file could not be brought to its state: {error}. Free space, a read-only disk or a user that"

@@ -123,7 +123,8 @@ class Units:
         old = active and (reloaded or self.foreseen(unit["paths"]) or changed_at(unit["paths"]) > started_at(values))
         if (state == "running" and not active) or (state in ("running", "current") and old):
             self.do("restart" if active else "start", name)
-            if not self.module.check_mode and values.get("Type") != "oneshot":
+            # A timer or a path cannot end by itself.
+            if not self.module.check_mode and name.endswith(".service") and values.get("Type") != "oneshot":
                 self.begun.append(name)
 
     def foreseen(self, paths: list[str]) -> bool:

@@ -33,6 +33,7 @@ DOCUMENTATION = r"""
   "sysctls": {"type": "list", "elements": "str", "default": [], "description": "Kernel parameters."},
   "paths": {"type": "list", "elements": "str", "default": [], "description": "Files and folders; ~user is that user's home."},
   "sums": {"type": "list", "elements": "str", "default": [], "description": "Files whose SHA-256 is read."},
+  "ended": {"type": "list", "elements": "str", "default": [], "description": "Certificates of which it is read whether they have ended; one that is not there has not."},
   "packages": {"type": "list", "elements": "str", "default": [], "description": "Debian packages."},
   "units": {"type": "list", "elements": "str", "default": [], "description": "systemd units."},
   "journals": {"type": "list", "elements": "str", "default": [], "description": "Units whose journal of this boot is read: its first errors and its end, each line once; lines that differ in numbers alone are given with how often they came."},
@@ -378,6 +379,12 @@ def machine() -> dict[str, Any]:
     }
 
 
+def has_ended(module: Any, certificate: str) -> bool:
+    """Whether a certificate has ended."""
+    words = ["openssl", "x509", "-noout", "-checkend", "0", "-in", certificate]
+    return bool(module.run_command(words)[0] == 1)
+
+
 def probe(module: Any) -> dict[str, Any]:
     """Everything that was asked for, by kind."""
     asked = module.params
@@ -388,6 +395,7 @@ def probe(module: Any) -> dict[str, Any]:
         "sysctls": {key: sysctl(key) for key in asked["sysctls"]},
         "paths": {path: path_state(os.path.expanduser(path)) for path in asked["paths"]},  # noqa: PTH111 - a user without a home is left as it is
         "sums": {path: module.sha256(path) if Path(path).is_file() else None for path in asked["sums"]},
+        "ended": {path: Path(path).exists() and has_ended(module, path) for path in asked["ended"]},
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
         "journals": {unit: of_unit(module, unit, JOURNAL_LINES) for unit in asked["journals"]},

@@ -15,7 +15,7 @@ DOCUMENTATION = r"""
   "systemd is reloaded only where it says that it needs to be.",
   "One call for the files and units of a role, where files, links, units and their handlers would be ten."],
  "options": {
-  "files": {"type": "list", "elements": "dict", "default": [], "description": "Files, written before anything is done to a unit.", "mutually_exclusive": [["content", "secret", "source", "url"]], "required_one_of": [["content", "secret", "source", "url"]], "required_together": [["url", "sha256"]], "suboptions": {
+  "files": {"type": "list", "elements": "dict", "default": [], "description": "Files, written before a unit is started.", "mutually_exclusive": [["content", "secret", "source", "url"]], "required_one_of": [["content", "secret", "source", "url"]], "required_together": [["url", "sha256"]], "suboptions": {
     "path": {"type": "path", "required": true, "description": "Where."},
     "content": {"type": "str", "description": "What; this or O(files[].source)."},
     "source": {"type": "path", "description": "A file on the machine that is copied."},
@@ -29,8 +29,9 @@ DOCUMENTATION = r"""
   }},
   "proxy": {"type": "dict", "default": {}, "no_log": true, "description": "http_proxy, https_proxy and no_proxy of the environment; never shown."},
   "links": {"type": "dict", "default": {}, "description": "Symbolic links as path and target; a real file in the way is an error."},
-  "absent": {"type": "list", "elements": "str", "default": [], "description": "Files that must not be there; patterns as a shell would read them. What O(files) and O(links) name stays."},
-  "units": {"type": "list", "elements": "dict", "default": [], "description": "The units, in their order.", "suboptions": {
+  "absent": {"type": "list", "elements": "str", "default": [], "description": "Files that must not be there; patterns as a shell would read them. One that ends with a slash takes folders as well, with all that is in them. What O(files) and O(links) name stays."},
+  "emptied": {"type": "list", "elements": "str", "default": [], "description": "Folders that go as well where nothing is left in them."},
+  "units": {"type": "list", "elements": "dict", "default": [], "description": "The units, in their order; those that are to be off before files are written or removed, the others afterwards.", "suboptions": {
     "name": {"type": "str", "required": true, "description": "The unit."},
     "state": {"type": "str", "choices": ["running", "current", "enabled", "masked", "off"], "default": "running", "description": ["V(running) is enabled, active, and started after its files last changed.", "V(current) is the same for a unit that runs already, and leaves one that does not run alone.", "V(enabled) starts at the next boot. V(masked) never starts. V(off) is stopped and disabled."]},
     "paths": {"type": "list", "elements": "str", "default": [], "description": "Files and folders it reads at its start; a folder counts with everything directly in it."},
@@ -45,10 +46,14 @@ def main() -> None:
     """Runs the module."""
     module = documented(DOCUMENTATION)
     files = Files(module)
-    files.apply(module.params)
     units = Units(module, files.written)
-    for one in module.params["units"]:
-        units.apply(one)
+    ended = [unit for unit in module.params["units"] if unit["state"] == "off"]
+    for unit in ended:
+        units.apply(unit)
+    files.apply(module.params)
+    for unit in module.params["units"]:
+        if unit not in ended:
+            units.apply(unit)
     units.settle()
     module.exit_json(
         changed=bool(files.written or files.removed or units.actions),

@@ -72,9 +72,9 @@ class Cluster:
         who = ["--as", f"system:serviceaccount:{account}", "--as-group", "system:authenticated"]
         return self.kubectl("auth", "can-i", *who, *words, check=False).stdout.strip() == "yes"
 
-    def apply(self, manifest: str, *, check_mode: bool = False) -> dict[str, Any]:
-        """What our own Ansible module answers for a manifest."""
-        options = {"manifest": manifest, "kubeconfig": str(self.kubeconfig), "kubectl": found("kubectl")}
+    def apply(self, manifest: str, *, check_mode: bool = False, **wanted: Any) -> dict[str, Any]:
+        """What our own Ansible module answers for a manifest, and for what is to be waited for."""
+        options = {**wanted, "manifest": manifest, "kubeconfig": str(self.kubeconfig), "kubectl": found("kubectl")}
         arguments = self.kubeconfig.with_name("arguments.json")
         arguments.write_text(json.dumps({"ANSIBLE_MODULE_ARGS": {**options, "_ansible_check_mode": check_mode}}))
         command = [sys.executable, str(MODULE), str(arguments)]

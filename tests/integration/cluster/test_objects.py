@@ -1,14 +1,13 @@
 """Every object of the roles against a real API server: taken, and nothing left to change afterwards."""
 
 import json
-import re
 import time
 
 import pytest
 import yaml
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT
-from tests.unit.ansible.tree import TEMPLATE_FILES, every_task, render
+from tests.unit.ansible.tree import TEMPLATE_FILES, render
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
 
@@ -89,11 +88,8 @@ def test_what_the_server_refuses_ends_with_its_words(cluster):
     assert "handler: Invalid value" in result["msg"]
 
 
-def test_the_role_waits_although_kubectl_does_not_wait_for_what_is_not_there(cluster):
+def test_what_is_not_there_is_waited_for(cluster):
     began_s = time.monotonic()
-    done = cluster.kubectl("wait", "--for=condition=Available", "runtimeclass/none", "--timeout=60s", check=False)
-    assert "NotFound" in done.stderr
-    assert time.monotonic() - began_s < 30
-    (task,) = (one for _, one in every_task() if one.get("name") == "Wait for Calico")
-    (part_s,) = re.findall(r"calico_timeout_s \| int / (\d+)", task["retries"])
-    assert task["delay"] >= int(part_s)
+    result = cluster.apply("", conditions={"runtimeclass/none": "Available"}, timeout_s=3)
+    assert "NotFound" in result["msg"]
+    assert time.monotonic() - began_s >= 3

@@ -9,7 +9,7 @@ from typing import Any
 import tree
 from tree import ROOT
 
-MODULES = ("node_probe", "node_state", "deb_pinned", "kube_objects", "kube_wait")
+MODULES = ("node_probe", "node_state", "deb_pinned", "kube_objects")
 # One action for all of them: it knows the machine from a file beside it, as the scripts leave it.
 ACTION = """\
 import json, os
@@ -17,9 +17,13 @@ from pathlib import Path
 from ansible.plugins.action import ActionBase
 class ActionModule(ActionBase):
     _requires_connection = False
+    @classmethod
+    def finalize_task_arg(cls, name, value, templar, context):
+        return value if name in ("that", "fail_msg") else super().finalize_task_arg(name, value, templar, context)
     def run(self, tmp=None, task_vars=None):
         folder = Path(os.environ["MACHINES"]) / task_vars["inventory_hostname"]
-        arguments = {name: self._templar.template(value) for name, value in self._task.args.items()}
+        judged = ("that", "fail_msg")
+        arguments = {name: self._templar.template(value) for name, value in self._task.args.items() if name not in judged}
         with (folder / "done.jsonl").open("a") as file:
             file.write(json.dumps([self._task.action, arguments]) + chr(10))
         node = json.loads((folder / "node.json").read_text())

@@ -18,7 +18,7 @@ def test_each_is_applied_waited_for_and_asked_about(tmp_path):
     wanted += [("DaemonSet", "node-exporter"), ("DaemonSet", "dcgm-exporter"), ("Deployment", "kube-state-metrics")]
     assert [one in found for one, found in zip(wanted, kinds, strict=True)] == [True] * 6
     assert [("Namespace", "monitoring") in found for found in kinds] == [False, False, False, True, False, True]
-    waited = [given["workloads"] for name, given in ran.done["one"] if name == "kube_wait"]
+    waited = [given["workloads"] for name, given in ran.done["one"] if given.get("workloads")]
     pods = ["Deployment/local-path-provisioner", "Deployment/metrics-server", "DaemonSet/node-exporter"]
     assert waited == [[one] for one in [*pods, "DaemonSet/dcgm-exporter", "Deployment/kube-state-metrics"]]
     asked = (tmp_path / "one/asked").read_text().splitlines()

@@ -39,14 +39,14 @@ KUBELET = [
 RENEWALS = {
     # A kubelet that keeps no certificate there is none whose certificate has ended.
     "without": (200, [], [ASKED]),
-    "valid": (200, ["own"], [ASKED, LOOKED]),
-    "ending": (10, ["own"], [ASKED, *RENEWED, LOOKED]),
+    "valid": (200, ["own"], [ASKED]),
+    "ending": (10, ["own"], [ASKED, *RENEWED]),
     # Renewed by a run that was killed before the containers were told.
-    "interrupted": (364, ["mark", "own"], [ASKED, *RENEWED, LOOKED]),
-    "ended": (-3, ["own", "ended"], [ASKED, *RENEWED, LOOKED, *KUBELET]),
-    "kubelet-alone": (200, ["own", "ended"], [ASKED, LOOKED, *KUBELET]),
+    "interrupted": (364, ["mark", "own"], [ASKED, *RENEWED]),
+    "ended": (-3, ["own", "ended"], [ASKED, *RENEWED, *KUBELET]),
+    "kubelet-alone": (200, ["own", "ended"], [ASKED, *KUBELET]),
     # The kubelet has its certificate, by a run that was killed before its kubeconfig named the place.
-    "kubelet-interrupted": (364, ["own", "change"], [ASKED, LOOKED, *KUBELET]),
+    "kubelet-interrupted": (364, ["own", "change"], [ASKED, *KUBELET]),
 }
 
 
@@ -86,8 +86,9 @@ def renewals(tmp_path_factory):
         (own / "kubelet.conf").write_text("old\n")
         for one in there:
             (own / one).touch()
-        paths = {"paths": {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}}
-        hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": paths}}
+        paths = {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}
+        probe = {"paths": paths, "ended": {str(own / "own"): "ended" in there}}
+        hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": probe}}
     own_paths = {"renewing": "mark", "own_change": "change", "own_kubeconfig": "kubelet.conf", "own_certificate": "own"}
     places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
     given = {"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places}

@@ -263,7 +263,7 @@ SAID = "daemonset.apps/device-plugin\\ndaemonset.apps/mps-control-daemon\\n"
 def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(tmp_path):
     for name in ("action", "bin"):
         (tmp_path / name).mkdir()
-    for name, text in (("kube_objects", RECORDER), ("kube_wait", RECORDER), ("gpu_devices", LOOKED)):
+    for name, text in (("kube_objects", RECORDER), ("gpu_devices", LOOKED)):
         (tmp_path / f"action/{name}.py").write_text(text)
     kubectl = f'#!/bin/sh\necho "$*" >> {tmp_path}/kubectl\ncase "$*" in *"get daemonsets"*) printf "{SAID}";; esac\n'
     tree.programs(tmp_path / "bin", ["kubectl"], kubectl)
@@ -288,11 +288,15 @@ def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(
     assert done.returncode == 0, done.stdout + done.stderr
     asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     applied = [
-        one for name, given in asked if name == "kube_objects" for one in yaml.safe_load_all(given["manifest"]) if one
+        one
+        for name, given in asked
+        if name == "kube_objects"
+        for one in yaml.safe_load_all(given.get("manifest", ""))
+        if one
     ]
     names = {one["metadata"]["name"] for one in applied if one["kind"] == "DaemonSet"}
     assert names == {"device-plugin", "device-plugin-mps-4", "mps-control-daemon-mps-4"}
-    (waited,) = [given for name, given in asked if name == "kube_wait"]
+    (waited,) = [given for name, given in asked if given.get("workloads")]
     assert set(waited["workloads"]) == {f"DaemonSet/{name}" for name in names}
     deleted = [line.split() for line in (tmp_path / "kubectl").read_text().splitlines() if " delete " in line]
     assert [[word for word in line if "mps" in word or "plugin" in word] for line in deleted] == [

@@ -22,8 +22,11 @@ AWAY = [
     'Error from server (Forbidden): namespaces "x" is forbidden: User "kubernetes-admin" cannot get resource "namespaces"',
 ]
 
+NOTHING = {"workloads": [], "allocatable": {}, "devices": {}, "conditions": {}}
+WANTED = {"manifest": "kind: x", "src": [], "namespace": "", "selector": "", "timeout_s": 60, **NOTHING}
 
-def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr/bin/kubectl"):
+
+def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr/bin/kubectl", **changed):
     """What the module exits with, and the verbs it used; an answer may be a list, whose last one stays."""
     answers = {
         verb: given if isinstance(given, list) else [given] for verb, given in (("diff", diff), ("apply", apply))
@@ -35,9 +38,7 @@ def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr
     fake = FakeModule(
         lambda words: next(said[words[1]]),
         check_mode=check_mode,
-        manifest="kind: x",
-        src=None,
-        timeout_s=60,
+        **{**WANTED, **changed},
     )
     fake.get_bin_path = lambda _name: kubectl
     return ended(monkeypatch, module, fake), [command[1] for command in fake.commands]
@@ -91,3 +92,10 @@ def test_one_that_stays_away_ends_it_after_a_minute(monkeypatch):
     with pytest.raises(Failed, match="connection refused"):
         run(monkeypatch, (2, "", AWAY[0]), (1, "", AWAY[0]))
     assert 60 < module.time.monotonic() < 180
+
+
+def test_objects_of_a_kind_that_was_just_defined_are_applied_after_it_and_tried_again(monkeypatch):
+    unserved = (1, "", 'no matches for kind "Installation"')
+    answers = [(0, "", ""), unserved, unserved, (0, "", "")]
+    result, verbs = run(monkeypatch, (2, "", unserved[2]), answers, src=["kinds.yaml"])
+    assert (result["changed"], verbs) == (True, ["diff", "apply", "apply", "apply", "apply"])

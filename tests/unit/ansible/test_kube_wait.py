@@ -6,7 +6,8 @@ import pytest
 import tree
 from fake_module import Failed, FakeModule, ended
 
-module = tree.module("kube_wait")
+module = tree.shared("waiter")
+objects = tree.module("kube_objects")
 
 
 def daemon_set(ready, wanted=1, generation=1, observed=1, updated=None):
@@ -84,10 +85,10 @@ def run(monkeypatch, answers, *, check_mode=False, **changed):
         return 1, "", f"Error from server (NotFound): {asked}"
 
     params = {"namespace": "gpu-system", "workloads": [], "allocatable": {}, "selector": "", "timeout_s": 0}
-    params |= {"devices": {}, **changed}
+    params |= {"devices": {}, "conditions": {}, "src": [], "manifest": "", **changed}
     monkeypatch.setattr(module, "INTERVAL_S", 0.0)
     fake = FakeModule(answer, check_mode=check_mode, **params)
-    return ended(monkeypatch, module, fake)
+    return ended(monkeypatch, objects, fake)
 
 
 def test_it_ends_when_everything_is_there(monkeypatch):
@@ -157,3 +158,18 @@ def test_an_unschedulable_pod_says_why():
     condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: 1 Insufficient nvidia.com/gpu"}
     pod = {"metadata": {"name": "p"}, "status": {"phase": "Pending", "conditions": [condition]}}
     assert module.pod_state(pod) == "pod p Pending PodScheduled: 0/1 nodes: 1 Insufficient nvidia.com/gpu"
+
+
+def true(condition):
+    return {"metadata": {"name": condition.lower()}, "status": {"conditions": [{"type": condition, "status": "True"}]}}
+
+
+def test_all_of_what_is_asked_for_has_its_condition(monkeypatch):
+    answers = {"tigerastatus/calico": true("Available"), "nodes": {"items": [true("Ready"), true("Ready")]}}
+    wanted = {"tigerastatus/calico": "Available", "nodes": "Ready"}
+    assert run(monkeypatch, answers, conditions=wanted)["changed"] is False
+    answers |= {"nodes": {"items": [true("Ready"), true("MemoryPressure")]}}
+    with pytest.raises(Failed, match=r"after 0 s: nodes: memorypressure not Ready$"):
+        run(monkeypatch, answers, conditions=wanted)
+    with pytest.raises(Failed, match=r"tigerastatus/calico: .*NotFound.*; nodes: there is none$"):
+        run(monkeypatch, {"nodes": {"items": []}}, conditions=wanted)

@@ -15,7 +15,12 @@ module = tree.shared("node_files")
 def wanted(path, content="x", **changes):
     """What a role asks for of one file."""
     plain = {"source": None, "mode": "0644", "owner": "", "only_mend": False}
-    return {"files": [plain | {"path": str(path), "content": content} | changes], "links": {}, "absent": []}
+    return {
+        "files": [plain | {"path": str(path), "content": content} | changes],
+        "links": {},
+        "absent": [],
+        "emptied": [],
+    }
 
 
 def files(**params):
@@ -176,3 +181,24 @@ def test_a_file_with_the_line_ends_of_windows_is_written_once(tmp_path):
     first.file(path, content, "0644", "")
     again.file(path, content, "0644", "")
     assert (first.written, again.written, path.read_bytes()) == ([str(path)], [], content.encode())
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_folders_go_with_all_that_is_in_them_where_the_pattern_says_so_and_others_where_nothing_is_left(
+    tmp_path, check_mode
+):
+    kept, left = tmp_path / "kept", tmp_path / "left"
+    for path in ("kept/pvc-1/data/x", "kept/pvc-2/x", "kept/mine", "left/pvc-1/x", "linked/x"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    (kept / "pvc-3").symlink_to(tmp_path / "linked")
+    found = files(check_mode=check_mode)
+    patterns = [f"{folder}/pvc-*/" for folder in (kept, left)]
+    found.apply({"files": [], "links": {}, "absent": [*patterns, f"{kept}/min*"], "emptied": [str(left), str(kept)]})
+    gone = [*(str(kept / f"pvc-{number}") for number in (1, 2, 3)), str(left / "pvc-1"), str(kept / "mine")]
+    assert found.removed == [*gone, str(left), str(kept)]
+    assert (kept.exists(), left.exists(), (tmp_path / "linked/x").exists()) == (check_mode, check_mode, True)
+    found = files(check_mode=check_mode)
+    (kept / "minutes").mkdir(parents=True)
+    found.apply({"files": [], "links": {}, "absent": [f"{kept}/minu*"], "emptied": [str(kept)]})
+    assert (found.removed, (kept / "minutes").exists()) == ([], True), "a folder is no file"

@@ -2,6 +2,7 @@
 
 import http.client
 import http.server
+import json
 import os
 import threading
 from types import SimpleNamespace
@@ -278,3 +279,38 @@ def test_the_login_user_is_the_one_before_sudo(monkeypatch):
     assert module.login_user() == "ops"
     monkeypatch.delenv("SUDO_USER")
     assert module.login_user() == module.pwd.getpwuid(os.getuid()).pw_name
+
+
+JUDGED = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: The file is there
+      node_probe:
+        paths: ["{{ path }}"]
+        that: ["__state.exists", "other is true"]
+        fail_msg: "{{ path }} is {{ 'there' if __state.exists else 'missing' }}: make it, then run again."
+      vars:
+        __state: "{{ probe.paths[path] }}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "other", "options", "msg"),
+    [
+        (True, True, [], None),
+        (False, True, [], "{path} is missing: make it, then run again."),
+        (True, False, [], "{path} is there: make it, then run again."),
+        (False, True, ["--check"], None),
+    ],
+)
+def test_the_answer_is_judged_where_it_comes_from(tmp_path, there, other, options, msg):
+    path = tmp_path / "file"
+    path.touch() if there else None
+    (tmp_path / "callback").mkdir()
+    (tmp_path / "callback/tree_of_results.py").write_text(tree.CALLBACK)
+    settings = {"ANSIBLE_STDOUT_CALLBACK": "tree_of_results", "OUTCOMES": str(tmp_path / "outcomes.json")}
+    settings |= {"ANSIBLE_CALLBACK_PLUGINS": str(tmp_path / "callback")}
+    done = tree.play(tmp_path, JUDGED, {"one": {}}, {"path": str(path), "other": other}, *options, **settings)
+    outcomes = json.loads((tmp_path / "outcomes.json").read_text())
+    assert outcomes == {"one": msg and msg.format(path=path)}, done.stdout + done.stderr

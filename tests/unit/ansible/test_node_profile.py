@@ -197,9 +197,11 @@ def steps(machines, name):
         if what == "program":
             found.append(asked)
         elif what == "node_state":
+            units = [f"{unit.get('state', 'run')} {unit['name']}" for unit in asked.get("units", [])]
+            found += [unit for unit in units if unit.startswith("off ")]
             found += [f"write {file['path']}" for file in asked.get("files", [])]
             found += [f"remove {path}" for path in asked.get("absent", [])]
-            found += [f"{unit.get('state', 'run')} {unit['name']}" for unit in asked.get("units", [])]
+            found += [unit for unit in units if not unit.startswith("off ")]
     return found
 
 

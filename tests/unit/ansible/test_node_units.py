@@ -117,3 +117,10 @@ def test_check_mode_foresees_the_restart_that_a_file_it_would_write_brings(tmp_p
     shown = machine(**started(0.0))
     assert actions(shown, wanted(paths=[tmp_path]), check_mode=True, written=[drop_in]) == ["restart crio.service"]
     assert actions(shown, wanted(paths=["/elsewhere"]), check_mode=True, written=[drop_in]) == []
+
+
+@pytest.mark.parametrize("name", ["crio.service", "node-etcd-snapshot.timer", "nvidia-cdi-refresh.path"])
+def test_only_a_service_has_to_stay_up_after_a_start(name):
+    found = units(machine(ActiveState="inactive"))
+    found.apply({**wanted(), "name": name})
+    assert (found.actions, found.begun) == ([f"start {name}"], [name] if name.endswith(".service") else [])

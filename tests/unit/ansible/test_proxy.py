@@ -164,7 +164,14 @@ def test_a_fetched_file_of_thousands_of_lines_is_in_no_diff(tmp_path, proxy):
     path = tmp_path / "m/a.yaml"
     plain = {"path": str(path), "source": None, "mode": "0644", "owner": "", "only_mend": False}
     files = node_files.Files(FakeModule())
-    files.apply({"files": [plain | {"url": "http://files.invalid/a.yaml", "sha256": SUM}], "links": {}, "absent": []})
+    files.apply(
+        {
+            "files": [plain | {"url": "http://files.invalid/a.yaml", "sha256": SUM}],
+            "links": {},
+            "absent": [],
+            "emptied": [],
+        }
+    )
     assert (path.read_bytes(), proxy.asked != []) == (CONTENT, True)
     assert [(shown["before"], shown["after"]) for shown in files.diff] == [("", "")]
 

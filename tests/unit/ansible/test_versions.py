@@ -96,8 +96,8 @@ def installed_packages():
         one["name"]
         for one in tree.load(ROOT / "roles/kubernetes_packages/vars/main.yml")["__kubernetes_packages_pinned"]
     ]
-    for role in ("crio", "nvidia_toolkit"):
-        for task in tree.load(ROOT / "roles" / role / "tasks/install.yml"):
+    for path in ("crio/tasks/main.yml", "nvidia_toolkit/tasks/gpu.yml"):
+        for task in tree.load(ROOT / "roles" / path):
             found += [one["name"] for one in task.get("deb_pinned", {}).get("packages", ())]
     return found
 

@@ -51,10 +51,10 @@ RENEWED = [
 # A worker: what is there, and what is called.
 WORKERS = {
     "without": ([], []),
-    "valid": (["certificate"], [LOOKED]),
-    "ended": (["certificate", "ended"], [LOOKED, *RENEWED]),
+    "valid": (["certificate"], []),
+    "ended": (["certificate", "ended"], RENEWED),
     # It has another, by a run that was killed before the token was taken back.
-    "interrupted": (["certificate", "bootstrap"], [LOOKED, *RENEWED]),
+    "interrupted": (["certificate", "bootstrap"], RENEWED),
 }
 CLUSTER = {"server": "https://192.0.2.1:6443", "certificate-authority-data": "QQ=="}
 OWN = {
@@ -86,7 +86,7 @@ def workers(tmp_path_factory):
         for one in there:
             (own / one).touch()
         paths = {str(own / one): {"exists": one in there} for one in ("certificate", "bootstrap")}
-        state = {"probe": {"paths": paths}}
+        state = {"probe": {"paths": paths, "ended": {str(own / "certificate"): "ended" in there}}}
         hosts[name] = {"__worker_state": state}
     places = {f"__worker_{name}": f"{{{{ folder }}}}/{name}" for name in ("joined", "certificate", "bootstrap")}
     play(folder, "renewal.yml", hosts, places | {"__worker_done": True})

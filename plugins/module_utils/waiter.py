@@ -1,5 +1,8 @@
-#!/usr/bin/python
-"""Waits until workloads are whole and nodes advertise what they should; otherwise says why they do not."""
+# ruff: noqa: INP001 - Ansible loads this folder by its own rules, without a package
+"""Waits until workloads are whole and nodes are as they should be; otherwise says why they are not.
+
+C(kubectl rollout status) and C(kubectl wait) end with a time-out and nothing else. This looks at the pods behind the workload.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,7 @@ import json
 import time
 from typing import Any
 
-from ..module_utils.documented import documented
-from ..module_utils.kubectl import kubectl
-
-DOCUMENTATION = r"""
-{"module": "kube_wait", "author": ["the project"], "short_description": "Waits for workloads and for what nodes advertise, and explains what does not come",
- "description": [
-  "C(kubectl rollout status) and C(kubectl wait) end with a time-out and nothing else. This looks at the pods behind the workload instead and ends with what each of them says, and with the end of their logs.",
-  "A Job that has failed is not waited for any longer.",
-  "It changes nothing. In check mode it waits for nothing. Returns waited_s."],
- "options": {
-  "namespace": {"type": "str", "required": true, "description": "Where the workloads are."},
-  "workloads": {"type": "list", "elements": "str", "default": [], "description": "Workloads as kind/name (DaemonSet Deployment StatefulSet Job)."},
-  "allocatable": {"type": "dict", "default": {}, "description": "By node, how many of each extended resource it must have allocatable; exactly that and no other resource of the same domains."},
-  "devices": {"type": "dict", "default": {}, "description": "By node, how many devices NVIDIA's DRA driver must list in ResourceSlices."},
-  "selector": {"type": "str", "default": "", "description": "Labels of the pods that explain a failure."},
-  "timeout_s": {"type": "int", "default": 300, "description": "Seconds until all of it has to be so."}}}
-"""
+from .kubectl import kubectl
 
 DRIVER = "gpu.nvidia.com"
 INTERVAL_S = 2.0
@@ -131,6 +118,12 @@ class Waiter:
         for name, wanted in self.asked["allocatable"].items():
             item, missing = self.get(f"node/{name}")
             found.append((f"node {name}", missing or shortfall(item, wanted)))
+        for name, condition in self.asked["conditions"].items():
+            given, missing = self.get(name)
+            items = given.get("items", [given])
+            found.append((name, missing or ("" if items else "there is none")))
+            lacking = [item["metadata"]["name"] for item in items if given and condition not in conditions(item)]
+            found.append((name, f"{', '.join(lacking)} not {condition}" if lacking else ""))
         if self.asked["devices"]:
             given, missing = self.get("resourceslices")
             found.append(("ResourceSlices", missing))
@@ -170,14 +163,3 @@ class Waiter:
                     msg="\n".join([f"after {waited_s:.0f} s: {'; '.join(found)}", *self.explanation()])
                 )
             time.sleep(INTERVAL_S)
-
-
-def main() -> None:
-    """Runs the module."""
-    module = documented(DOCUMENTATION)
-    waited_s = 0.0 if module.check_mode else Waiter(module).wait()
-    module.exit_json(changed=False, waited_s=round(waited_s, 1))
-
-
-if __name__ == "__main__":
-    main()
