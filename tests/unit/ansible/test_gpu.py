@@ -151,12 +151,9 @@ def about_nodes(*discovered, **hosts):
         if name in {f"__device_plugin_{part}" for part in ABOUT}
     }
     options = {name: value for name, value in tree.variables().items() if name.startswith("device_plugin_")}
-    discovery = {"__device_plugin_discovered": {"stdout_lines": list(discovered)}}
-    there = {
-        "stdout_lines": [
-            f"daemonset.apps/{name}" for name in ("device-plugin", "mps-control-daemon", "device-plugin-mps-8", "own")
-        ]
-    }
+    discovery = {"__device_plugin_discovered": list(discovered)}
+    sets = ("device-plugin", "mps-control-daemon", "device-plugin-mps-8", "own")
+    there = [f"DaemonSet|gpu-system/{name}|||" for name in sets]
     given = {
         "__device_plugin_there": there,
         "__device_plugin_kept": ["device-plugin", "device-plugin-mps-4", "mps-control-daemon-mps-4"],
@@ -257,7 +254,7 @@ ROLE = """\
   gather_facts: false
   roles: [device_plugin]
 """
-SAID = "daemonset.apps/device-plugin\\ndaemonset.apps/mps-control-daemon\\n"
+SAID = "Node|/one||\\nNode|/two|| 1700000000|\\nDaemonSet|gpu-system/device-plugin|||\\nDaemonSet|gpu-system/mps-control-daemon|||\\n"
 
 
 def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(tmp_path):
@@ -265,7 +262,7 @@ def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(
         (tmp_path / name).mkdir()
     for name, text in (("kube_objects", RECORDER), ("gpu_devices", LOOKED)):
         (tmp_path / f"action/{name}.py").write_text(text)
-    kubectl = f'#!/bin/sh\necho "$*" >> {tmp_path}/kubectl\ncase "$*" in *"get daemonsets"*) printf "{SAID}";; esac\n'
+    kubectl = f'#!/bin/sh\necho "$*" >> {tmp_path}/kubectl\ncase "$*" in *"get nodes,daemonsets,pods"*) printf "{SAID}";; esac\n'
     tree.programs(tmp_path / "bin", ["kubectl"], kubectl)
     (tmp_path / "group_vars").symlink_to(tree.ROOT / "inventory/group_vars")
     facts = {
