@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,14 +20,17 @@ KEPT_BYTECODE={folder}/kept PYTHONPATH={folder}${{PYTHONPATH:+:$PYTHONPATH}} exe
 """
 
 
-def warm_client(python: str, server: str, folder: str, mounts: str = "") -> str:
-    """The program that stands where Ansible looks for a Python.
+def warm_client(python: str, server: str, folder: str, mounts: str = "", *, programs: Sequence[str] = ()) -> str:
+    """The program that stands where Ansible looks for a Python, or where one of the programs lies that a server has imported.
 
-    python: what runs whatever else it is asked for. server: the path of `server.py`. folder: where that listens.
-    mounts: the one mount namespace in which there is to be a server; none: whichever asks first.
+    python: what runs whatever else it is asked for. server: its Python and the path of `server.py`. folder: where that
+    listens. mounts: the one mount namespace in which there is to be a server; none: whichever asks first. programs: the
+    folders in which programs are looked for.
     """
     program = (WARM / "client.pl").read_text()
-    for name, value in {"@PYTHON@": python, "@PROGRAM@": server, "@FOLDER@": folder, "@MOUNTS@": mounts}.items():
+    words = " ".join([server, folder, *programs])
+    values = {"@PYTHON@": python, "@SERVER@": words, "@FOLDER@": folder, "@MOUNTS@": mounts}
+    for name, value in {**values, "@PROGRAMS@": "yes" if programs else ""}.items():
         program = program.replace(name, value)
     return program
 
@@ -39,7 +43,7 @@ def module_python() -> str:
     shutil.copy(KEPT_BYTECODE, folder / "sitecustomize.py")
     mounts = str(Path("/proc/self/ns/mnt").readlink())
     programs = {
-        "client": warm_client(sys.executable, str(WARM_SERVER), f"{folder}/warm", mounts),
+        "client": warm_client(sys.executable, f"{sys.executable} {WARM_SERVER}", f"{folder}/warm", mounts),
         "python": PROGRAM.format(folder=folder),
     }
     for name, text in programs.items():

@@ -36,6 +36,7 @@ HOSTNAME = "fresh"
 USER = "ops"
 # What the tests' Ansible takes for Python: its modules start there in half the time. The plain one is there as well.
 WARM_PYTHON = "/usr/lib/warm_python/python3"
+WARM_SERVER_THERE = str(Path(WARM_PYTHON).with_name(WARM_SERVER.name))
 PLAIN_PYTHON = "/usr/bin/python3"
 
 NETWORK = f"""\
@@ -235,7 +236,7 @@ def _install_warm_python(root: Path) -> None:
 
 
 def _warm_client() -> str:
-    return warm_client(PLAIN_PYTHON, str(Path(WARM_PYTHON).with_name(WARM_SERVER.name)), "/run/warm_python")
+    return warm_client(PLAIN_PYTHON, f"{PLAIN_PYTHON} {WARM_SERVER_THERE}", "/run/warm_python")
 
 
 def _write(path: Path, text: str) -> None:

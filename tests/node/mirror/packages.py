@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.node.machine.image import WARM_SERVER_THERE
 from tests.node.mirror.debs import File, Package
+from tests.support.module_python import warm_client
 
 RECORDERS = Path(__file__).parent / "recorders"
 BYTECODE = "/var/cache/recorders"  # on the machine
 LIBRARIES = "/usr/lib/python3/dist-packages"
+PYTHON = f"/usr/bin/python3 -SXpycache_prefix={BYTECODE}"
+# Called some sixty times in a run of the site: a Python that has read them already forks for each call.
+OFTEN = ("kubectl", "crictl")
 KUBERNETES_REVISION = "-1.1"
 NVIDIA_REVISION = "-1"
 
@@ -230,6 +235,10 @@ def _recorded(
     folder = f"/usr/lib/recorders/{name}"
     for path, recorder in programs.items():
         contents[path] = File(_launcher(folder, recorder), 0o755)
+        if recorder in OFTEN:
+            plain = f"{folder}/plain/{Path(path).name}"
+            contents[plain] = contents[path]
+            contents[path] = File(_warm_launcher(folder, plain), 0o755)
     contents |= {f"{folder}/{source.name}": File(source.read_text()) for source in _sources()}
     contents[f"{folder}/VERSION"] = File(version.rpartition("-")[0] + "\n")
     needs = ", ".join(filter(None, ["python3, python3-yaml", depends]))
@@ -242,8 +251,12 @@ def _sources() -> Iterator[Path]:
 
 
 def _launcher(folder: str, recorder: str) -> str:
-    # Started some sixty times in a run of the site: its bytecode is kept, and not where dpkg would have to remove it, and
-    # nothing is made ready (-S) but the way to Debian's yaml.
-    python = f"#!/usr/bin/python3 -SXpycache_prefix={BYTECODE}\n"
+    # Its bytecode is kept, and not where dpkg would have to remove it, and nothing is made ready (-S) but the way to
+    # Debian's yaml.
     paths = f'sys.path.insert(0, "{folder}")\nsys.path.append("{LIBRARIES}")\n'
-    return f"{python}import sys\n{paths}import {recorder}\n{recorder}.main()\n"
+    return f"#!{PYTHON}\nimport sys\n{paths}import {recorder}\n{recorder}.main()\n"
+
+
+def _warm_launcher(folder: str, plain: str) -> str:
+    server = f"{PYTHON} {WARM_SERVER_THERE}"
+    return warm_client(plain, server, "/run/warm_recorders", programs=[folder, LIBRARIES])

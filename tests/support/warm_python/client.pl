@@ -3,17 +3,21 @@
 # what comes on standard input. Whatever does not come there, and what comes before there is a server, is Python's own.
 # In Perl, which every Debian has and which starts in a third of the time that Python takes.
 
-my ($python, $program, $folder, $mounts) = ("@PYTHON@", "@PROGRAM@", "@FOLDER@", "@MOUNTS@");
+# Or, with folders of programs, where one of these lies: the server has imported it, and is told its arguments.
+
+my ($python, $folder, $mounts) = ("@PYTHON@", "@FOLDER@", "@MOUNTS@");
+my @server = qw(@SERVER@);
+my @told = "@PROGRAMS@" ? ($0, @ARGV) : ();
 my ($ENOENT, $ECONNREFUSED) = (2, 111);
 
-plainly() if @ARGV or ($mounts and readlink("/proc/self/ns/mnt") ne $mounts);
+plainly() if (@ARGV and !@told) or ($mounts and readlink("/proc/self/ns/mnt") ne $mounts);
 socket(my $server, 1, 1, 0) or plainly();
 if (!connect($server, pack("Sa*", 1, "$folder/socket"))) {
     start() if ($! == $ENOENT or $! == $ECONNREFUSED) and -w $folder =~ s{/[^/]+$}{}r;
     plainly();
 }
 $SIG{PIPE} = "IGNORE";
-syswrite($server, join("\0", umask, map { "$_=$ENV{$_}" } keys %ENV));
+syswrite($server, join("\0", umask, scalar @told, @told, map { "$_=$ENV{$_}" } keys %ENV));
 shutdown($server, 1);
 plainly() if !sysread($server, my $served, 1);
 # No end was told: the server was killed, and who asked is to see no success.
@@ -37,7 +41,7 @@ sub start {
         open STDIN, "<", "/dev/null";
         open STDOUT, ">", "/dev/null";
         open STDERR, ">", "/dev/null";
-        exec $python, $program, $folder;
+        exec @server;
         exit 127;
     }
     waitpid $child, 0;

@@ -1,6 +1,8 @@
 """A Python that has imported what Ansible's modules begin with, and forks for each of them: `server.py FOLDER`.
 
-A client (client.pl) connects to FOLDER/socket and says its umask and environment. It gets one byte where it is served,
+Or one that has imported programs, and forks for each call of one: `server.py FOLDER FOLDERS-OF-PROGRAMS...`.
+
+A client (client.pl) connects to FOLDER/socket and says its umask, the arguments of a program, and its environment. It gets one byte where it is served,
 then two: the signal and the exit status with which ended what came on its standard input. The fork has the client's
 streams, working directory and control group, and a session of its own; it is killed where the client dies. Who has
 other rights, namespaces or settings of Python than the server is not served.
@@ -21,6 +23,7 @@ import threading
 import types
 import zipimport
 import zlib
+from collections.abc import Callable
 from importlib.machinery import BuiltinImporter, ModuleSpec
 from pathlib import Path
 
@@ -29,6 +32,8 @@ PRELOADED = (
     *("ansible.module_utils.basic", "ansible.module_utils._internal._ansiballz._loader"),
     *("base64", "datetime", "glob", "grp", "pwd", "resource", "runpy", "tempfile", "zipfile"),
 )
+# Programs that are called often, and what they import late.
+PROGRAMS = ("kubectl", "crictl", "serving")
 # These come with each module and say where the others lie.
 TOP = ("ansible", "ansible.module_utils")
 PIDFD_GETFD = 438  # on every architecture
@@ -133,10 +138,12 @@ class Client:
         said = b""
         while part := connection.recv(1 << 16):
             said += part
-        umask, _, environment = said.partition(b"\0")
+        umask, count, rest = said.split(b"\0", 2)
+        *arguments, environment = rest.split(b"\0", int(count))
         self._umask = int(umask)
+        self.arguments = [os.fsdecode(each) for each in arguments]
         self._environment = parsed(environment)
-        if settings(self._environment) != settings(BEGAN_WITH):
+        if not arguments and settings(self._environment) != settings(BEGAN_WITH):
             raise ValueError("its Python would have other settings")
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         self._pid = int.from_bytes(credentials[:4], sys.byteorder)
@@ -245,16 +252,31 @@ class Server:
         client.connection.close()
 
 
-def run(source: bytes) -> int:
-    """Run a script as Python runs its standard input; return the exit status."""
+def run_input() -> None:
+    """Run what comes on standard input as Python does."""
+    sys.argv[:] = [""]
+    sys.path[0] = ""
+    with open(0, "rb", closefd=False) as stream:
+        source = stream.read()
     script = types.ModuleType("__main__")
     builtins = sys.modules["builtins"]
     its = {"__annotations__": {}, "__builtins__": builtins, "__cached__": None, "__file__": "<stdin>"}
     vars(script).update(its, __loader__=BuiltinImporter)
     sys.modules["__main__"] = script
+    exec(compile(source, "<stdin>", "exec"), vars(script))  # noqa: S102 - this stands for Python
+
+
+def run_program(arguments: list[str]) -> None:
+    """Run the program that the first argument is the path of."""
+    sys.argv[:] = arguments
+    sys.modules[Path(arguments[0]).name].main()
+
+
+def ended(work: Callable[[], None]) -> int:
+    """Do it, and end as Python ends: the exit status."""
     status = 0
     try:
-        exec(compile(source, "<stdin>", "exec"), vars(script))  # noqa: S102 - this stands for Python
+        work()
     except SystemExit as error:
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
@@ -266,8 +288,8 @@ def run(source: bytes) -> int:
 
 
 def main() -> None:
-    """Listen in the folder that the first argument names, unless another does."""
-    folder = Path(sys.argv[1])
+    """Listen in the folder that the first argument names, unless another does; the others: where programs lie."""
+    folder, programs = Path(sys.argv[1]), sys.argv[2:]
     folder.mkdir(mode=0o700, exist_ok=True)
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -279,9 +301,10 @@ def main() -> None:
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()
     os.chdir("/")
-    for name in PRELOADED:
+    sys.path[:0] = programs
+    for name in PROGRAMS if programs else PRELOADED:
         importlib.import_module(name)
-    preloaded = Preloaded()
+    preloaded = None if programs else Preloaded()
     path = folder / "socket.new"
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
@@ -296,11 +319,11 @@ def main() -> None:
         (folder / "socket").unlink(missing_ok=True)
         return
     client.stand_for()
-    sys.meta_path.insert(0, preloaded)
-    sys.argv[:] = [""]
-    sys.path[0] = ""
-    with open(0, "rb", closefd=False) as stream:
-        status = run(stream.read())
+    if preloaded is None:
+        status = ended(lambda: run_program(client.arguments))
+    else:
+        sys.meta_path.insert(0, preloaded)
+        status = ended(run_input)
     threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ansible import module_utils
 
-from tests.support.module_python import module_python
+from tests.support.module_python import WARM_SERVER, module_python, warm_client
 from tests.support.processes import eventually
 
 SAYS_ALL = """
@@ -126,3 +126,38 @@ def test_other_rights_and_another_system_are_pythons_own(warm, other):
     script = b"import os; print(os.getppid())"
     found = subprocess.run([*other, warm], input=script, capture_output=True, check=True)
     assert found.stdout.decode().strip() != server_of(warm)
+
+
+# A program as the server imports it, by the name of one that it knows.
+KUBECTL = """\
+import os, sys
+def main():
+    print(os.getppid(), sys.argv[1:], os.environ["SAID"], sys.stdin.read())
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.skipif(not TAKES_STREAMS, reason="this system lets only root take another process's streams")
+def test_a_program_is_run_with_its_arguments_by_the_server_that_has_imported_it(tmp_path):
+    programs, client, warm = tmp_path / "programs", tmp_path / "kubectl", tmp_path / "warm"
+    programs.mkdir()
+    for name, text in (("crictl", ""), ("serving", ""), ("kubectl", KUBECTL)):
+        (programs / f"{name}.py").write_text(text)
+    server = f"{sys.executable} {WARM_SERVER}"
+    client.write_text(warm_client("/bin/false", server, str(warm), programs=[str(programs)]))
+    client.chmod(0o755)
+    environment = {**os.environ, "SAID": "here", "LC_ALL": "C"}
+
+    def call():
+        words = [client, "get", "two words", ""]
+        return subprocess.run(words, input="input", env=environment, capture_output=True, text=True, check=False)
+
+    # What it calls plainly, until the server listens, ends with 1.
+    assert eventually(lambda: call().returncode != 1)
+    listens = (warm / "lock").read_text()
+    try:
+        done = call()
+        wanted = f"{listens} ['get', 'two words', ''] here input\n"
+        assert (done.returncode, done.stdout) == (3, wanted), done.stderr
+    finally:
+        os.kill(int(listens), signal.SIGTERM)
