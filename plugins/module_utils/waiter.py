@@ -101,6 +101,7 @@ class Waiter:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.asked: dict[str, Any] = module.params
+        self.replicas: dict[str, int] = {}
 
     def get(self, *words: str) -> tuple[dict[str, Any], str]:
         """An object, or why there is none."""
@@ -113,6 +114,7 @@ class Waiter:
         found: list[tuple[str, str]] = []
         for name in self.asked["workloads"]:
             item, missing = self.get(name, "--namespace", self.asked["namespace"])
+            self.replicas[name] = item.get("spec", {}).get("replicas", 1)
             found.append((name, missing or unfinished(item)))
         final = any(reason.startswith("it failed") for _, reason in found)
         for name, wanted in self.asked["allocatable"].items():

@@ -19,7 +19,7 @@ DOCUMENTATION = r"""
   "An object whose namespace or kind does not exist yet cannot be compared; applying it reports the error.",
   "An API server that is away, as one that restarts is for some seconds, or does not serve a kind of O(src) yet, is asked again for a minute.",
   "What does not come in time is explained by what its pods say, and by the end of their logs. A Job that has failed is not waited for any longer.",
-  "In check mode nothing is applied or waited for, and a machine that has no cluster yet counts as different. Returns waited_s."],
+  "In check mode nothing is applied or waited for, and a machine that has no cluster yet counts as different. Returns waited_s, and by workload its replicas."],
  "options": {
   "manifest": {"type": "str", "default": "", "description": "The manifest as text; empty to wait alone."},
   "src": {"type": "list", "elements": "path", "default": [], "description": "Files on the machine that are applied before it."},
@@ -102,8 +102,9 @@ def main() -> None:
         if module.check_mode and module.get_bin_path(KUBECTL) is None:
             module.exit_json(changed=True, msg="no kubectl on this machine yet: everything would be applied")
         result = Objects(module).bring(asked["src"], asked["manifest"])
-    waited_s = 0.0 if module.check_mode else Waiter(module).wait()
-    module.exit_json(**result, waited_s=round(waited_s, 1))
+    waiter = Waiter(module)
+    waited_s = 0.0 if module.check_mode else waiter.wait()
+    module.exit_json(**result, waited_s=round(waited_s, 1), replicas=waiter.replicas)
 
 
 if __name__ == "__main__":

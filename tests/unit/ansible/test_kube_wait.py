@@ -97,6 +97,13 @@ def test_it_ends_when_everything_is_there(monkeypatch):
     assert found["changed"] is False
 
 
+def test_it_says_how_many_replicas_a_workload_is_to_have(monkeypatch):
+    paused = deployment()
+    paused["spec"] = {"replicas": 0}
+    found = run(monkeypatch, {"Deployment/d": paused}, workloads=["Deployment/d"])
+    assert found["replicas"] == {"Deployment/d": 0}
+
+
 def test_it_explains_by_the_pods_that_are_not_ready_and_their_logs(monkeypatch):
     waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
     status = {"phase": "Running", "containerStatuses": [{"name": "c", "state": {"waiting": waiting}}]}
@@ -151,7 +158,11 @@ def test_a_failed_job_is_not_waited_for(monkeypatch):
 
 
 def test_check_mode_waits_for_nothing(monkeypatch):
-    assert run(monkeypatch, {}, workloads=["DaemonSet/d"], check_mode=True) == {"changed": False, "waited_s": 0.0}
+    assert run(monkeypatch, {}, workloads=["DaemonSet/d"], check_mode=True) == {
+        "changed": False,
+        "waited_s": 0.0,
+        "replicas": {},
+    }
 
 
 def test_an_unschedulable_pod_says_why():

@@ -3,14 +3,17 @@
 import base64
 import json
 import re
+import ssl
 import stat
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from tests.support import monitoring_access
 from tests.support.monitoring_access import Kubectl
-from tests.unit.ansible.fake_module import Failed
+from tests.unit.ansible.fake_module import Failed, FakeModule
 
 NODE = {
     "status": {
@@ -192,3 +195,38 @@ def test_a_run_that_was_killed_before_it_handed_a_certificate_over_is_followed_b
     kubectl.secrets["grafana-web"] = before
     assert give("grafana", node_addresses=True)["generation"] > 1
     assert kubectl.values("grafana-web")["tls.crt"] != base64.b64decode(before["tls.crt"]).decode()
+
+
+class Said(BaseHTTPRequestHandler):
+    """Says by which login it was asked, and for what."""
+
+    def do_GET(self):
+        body = b"no JSON" if self.path == "/broken" else json.dumps([self.path, self.headers["Authorization"]]).encode()
+        self.send_response(401 if self.path == "/closed" else 200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+def test_the_service_is_asked_with_its_login_and_by_no_proxy(give, kubectl, tmp_path, monkeypatch):
+    give()
+    kept = tmp_path / "kept"
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:3128")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(kept / "prometheus.crt", kept / "prometheus.key")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Said) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        (kept / "prometheus.url").write_text(f"https://127.0.0.1:{server.server_port}")
+        module = FakeModule(service="prometheus", folder=str(kept), ask="/api")
+        access = monitoring_access.MODULE.Access(module)
+        path, login = access.answer("/api/v1/targets?state=active")
+        for path_without, reason in (("/closed", "401"), ("/broken", "Expecting value")):
+            with pytest.raises(Failed, match=rf"prometheus did not answer {path_without}: .*{reason}"):
+                access.answer(path_without)
+        server.shutdown()
+    password = kubectl.values("prometheus-access")["password"]
+    assert path == "/api/v1/targets?state=active"
+    assert base64.b64decode(login.removeprefix("Basic ")).decode() == f"harness:{password}"
