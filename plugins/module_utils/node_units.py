@@ -14,6 +14,7 @@ FIELDS = "Id,LoadState,ActiveState,UnitFileState,NeedDaemonReload,ActiveEnterTim
 ALIVE = ("active", "activating", "reloading")
 AT_BOOT = ("enabled", "static", "generated", "indirect")
 MICROSECONDS = 1_000_000
+SAYS_SO = {"notify", "notify-reload", "dbus"}
 
 
 def changed_at(paths: list[str]) -> float:
@@ -47,7 +48,7 @@ class Units:
         self.written = written
         self.actions: list[str] = []
         self.missing: list[str] = []
-        self.begun: list[str] = []
+        self.begun: dict[str, str] = {}
 
     def show(self, name: str) -> dict[str, str]:
         """The properties of a unit."""
@@ -125,7 +126,7 @@ class Units:
             self.do("restart" if active else "start", name)
             # A timer or a path cannot end by itself.
             if not self.module.check_mode and name.endswith(".service") and values.get("Type") != "oneshot":
-                self.begun.append(name)
+                self.begun[name] = values.get("Type", "")
 
     def foreseen(self, paths: list[str]) -> bool:
         """Whether check mode would have written one of the unit's files."""
@@ -135,7 +136,8 @@ class Units:
 
     def settle(self) -> None:
         """Ends the module unless every service that was started here stays up."""
-        if self.begun:
+        # One that says itself when it is up has said so.
+        if not set(self.begun.values()) <= SAYS_SO:
             time.sleep(self.module.params["settle_s"])
         for name in self.begun:
             state = self.show(name).get("ActiveState")

@@ -37,7 +37,7 @@ DOCUMENTATION = r"""
     "paths": {"type": "list", "elements": "str", "default": [], "description": "Files and folders it reads at its start; a folder counts with everything directly in it."},
     "optional": {"type": "bool", "default": false, "description": "Ignore a unit that does not exist."}
   }},
-  "settle_s": {"type": "float", "default": 2.0, "description": "Seconds that services have to stay up after a start, waited once."},
+  "settle_s": {"type": "float", "default": 2.0, "description": "Seconds that services have to stay up after a start, waited once, unless each of them has told systemd that it is up."},
   "journal_lines": {"type": "int", "default": 30, "description": "Lines of its journal shown when it does not come up."}}}
 """
 

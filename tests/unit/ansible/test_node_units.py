@@ -123,4 +123,14 @@ def test_check_mode_foresees_the_restart_that_a_file_it_would_write_brings(tmp_p
 def test_only_a_service_has_to_stay_up_after_a_start(name):
     found = units(machine(ActiveState="inactive"))
     found.apply({**wanted(), "name": name})
-    assert (found.actions, found.begun) == ([f"start {name}"], [name] if name.endswith(".service") else [])
+    assert (found.actions, list(found.begun)) == ([f"start {name}"], [name] if name.endswith(".service") else [])
+
+
+@pytest.mark.parametrize(("kind", "slept"), [("simple", [0.0]), ("notify", []), ("dbus", [])])
+def test_one_that_says_when_it_is_up_is_not_waited_for_and_still_looked_at(monkeypatch, kind, slept):
+    waited = []
+    monkeypatch.setattr(module.time, "sleep", waited.append)
+    assert actions(machine(ActiveState="inactive", Type=kind), wanted()) == ["start crio.service"]
+    assert waited == slept
+    with pytest.raises(Failed, match="does not stay up"):
+        actions(machine(ActiveState="inactive", Type=kind), wanted(), comes_up=False)
