@@ -95,6 +95,18 @@ def pod_state(item: dict[str, Any]) -> str:
     return " ".join(words)
 
 
+def place_of(workload: str, namespace: str) -> tuple[str, str]:
+    """Namespace and kind/name of a workload, which may say its namespace itself."""
+    own, _, name = workload.rpartition("/")[0].rpartition("/")
+    return (own, workload.removeprefix(f"{own}/")) if own and name else (namespace, workload)
+
+
+def selector_of(item: dict[str, Any]) -> str:
+    """The labels of a workload's pods; empty for one that is not there."""
+    labels = item.get("spec", {}).get("selector", {}).get("matchLabels", {})
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
 class Waiter:
     """What is waited for, asked of one cluster."""
 
@@ -102,6 +114,8 @@ class Waiter:
         self.module = module
         self.asked: dict[str, Any] = module.params
         self.replicas: dict[str, int] = {}
+        # Of workloads that are not whole: namespace, and labels of their pods.
+        self.unfinished: list[tuple[str, str]] = []
 
     def get(self, *words: str) -> tuple[dict[str, Any], str]:
         """An object, or why there is none."""
@@ -112,10 +126,14 @@ class Waiter:
     def obstacles(self) -> tuple[list[str], bool]:
         """What is not yet so, and whether waiting is in vain."""
         found: list[tuple[str, str]] = []
-        for name in self.asked["workloads"]:
-            item, missing = self.get(name, "--namespace", self.asked["namespace"])
-            self.replicas[name] = item.get("spec", {}).get("replicas", 1)
+        self.unfinished = []
+        for workload in self.asked["workloads"]:
+            namespace, name = place_of(workload, self.asked["namespace"])
+            item, missing = self.get(name, "--namespace", namespace)
+            self.replicas[workload] = item.get("spec", {}).get("replicas", 1)
             found.append((name, missing or unfinished(item)))
+            if found[-1][1]:
+                self.unfinished.append((namespace, selector_of(item)))
         final = any(reason.startswith("it failed") for _, reason in found)
         for name, wanted in self.asked["allocatable"].items():
             item, missing = self.get(f"node/{name}")
@@ -135,20 +153,22 @@ class Waiter:
         return [f"{name}: {reason}" for name, reason in found if reason], final
 
     def explanation(self) -> list[str]:
-        """What the pods behind it say: state and end of the log of each that is not ready, else of one."""
-        place, selector = ("--namespace", self.asked["namespace"]), self.asked["selector"]
-        if not selector:
-            return []
+        """What the pods behind it say."""
+        given = [(self.asked["namespace"], self.asked["selector"])] if self.asked["selector"] else self.unfinished
+        return [line for namespace, selector in given if selector for line in self.said(namespace, selector)]
+
+    def said(self, namespace: str, selector: str) -> list[str]:
+        """State and end of the log of each pod that is not ready, else of one."""
+        place = ("--namespace", namespace)
         given, missing = self.get("pods", *place, "--selector", selector)
         pods = given.get("items", [])
         if not pods:
-            return [missing or f"there is no pod {selector} in {place[1]}: no node fits it"]
+            return [missing or f"there is no pod {selector} in {namespace}: no node fits it"]
         said = []
         for pod in ([pod for pod in pods if "Ready" not in conditions(pod)] or pods)[:3]:
             tail = ("--all-containers", "--prefix", "--tail", str(LOG_LINES))
-            _, out, err = kubectl(
-                self.module, "--request-timeout", "15s", "logs", pod["metadata"]["name"], *place, *tail
-            )
+            name = pod["metadata"]["name"]
+            _, out, err = kubectl(self.module, "--request-timeout", "15s", "logs", name, *place, *tail)
             said += [pod_state(pod), *(out or err).strip().splitlines()[-LOG_LINES:]]
         return said
 

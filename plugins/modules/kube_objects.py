@@ -24,11 +24,11 @@ DOCUMENTATION = r"""
   "manifest": {"type": "str", "default": "", "description": "The manifest as text; empty to wait alone."},
   "src": {"type": "list", "elements": "path", "default": [], "description": "Files on the machine that are applied before it."},
   "namespace": {"type": "str", "default": "", "description": "Where the workloads are."},
-  "workloads": {"type": "list", "elements": "str", "default": [], "description": "Workloads as kind/name (DaemonSet Deployment StatefulSet Job) that have to be whole."},
+  "workloads": {"type": "list", "elements": "str", "default": [], "description": "Workloads as kind/name (DaemonSet Deployment StatefulSet Job), or namespace/kind/name, that have to be whole."},
   "conditions": {"type": "dict", "default": {}, "description": "By what kubectl is asked for (C(nodes), C(kind/name)), the condition that all of it must have."},
   "allocatable": {"type": "dict", "default": {}, "description": "By node, how many of each extended resource it must have allocatable; exactly that and no other resource of the same domains."},
   "devices": {"type": "dict", "default": {}, "description": "By node, how many devices NVIDIA's DRA driver must list in ResourceSlices."},
-  "selector": {"type": "str", "default": "", "description": "Labels of the pods that explain a failure."},
+  "selector": {"type": "str", "default": "", "description": "Labels of the pods that explain a failure; empty for those of the workloads that are not whole."},
   "timeout_s": {"type": "int", "default": 300, "description": "Seconds until all of it has to be so."}}}
 """
 
