@@ -138,13 +138,14 @@ def template(values: Any, given: dict[str, Any], wanted: Iterable[str] | None = 
 
 def render(path: Path, **changed: Any) -> str:
     """A template rendered as the harness renders it: plain jinja2, and a missing variable is an error."""
-    return _compiled(path.read_text()).render({**variables(), "ansible_managed": "managed", **changed})
+    return _compiled(path).render({**variables(), "ansible_managed": "managed", **changed})
 
 
 @functools.cache
-def _compiled(text: str) -> jinja2.Template:
+def _compiled(path: Path) -> jinja2.Template:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)  # noqa: S701
-    return environment.from_string(text)
+    environment.loader = jinja2.FileSystemLoader(path.parent)
+    return environment.get_template(path.name)
 
 
 def programs(folder: Path, names: Iterable[str], text: str) -> None:
