@@ -1,6 +1,6 @@
-"""Writes what a server needs to know of a language model but its weights: the shape of Qwen3-1.7B, and a tokenizer of letters.
+"""Writes what a server needs to know of a language model but its weights: the shape of Qwen3-4B, and a tokenizer of letters.
 
-``python examples/busy-engine/make_model.py /tmp/busy-model``; with ``--load-format dummy`` vLLM draws the weights itself, 1.7 billion of them.
+``python examples/busy-engine/make_model.py /tmp/busy-model``; with ``--load-format dummy`` vLLM draws the weights itself, 4 billion of them.
 """
 
 import json
@@ -16,10 +16,10 @@ SHAPE = {
     "model_type": "qwen3",
     "dtype": "bfloat16",
     "vocab_size": VOCABULARY,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 128,
     "hidden_act": "silu",
