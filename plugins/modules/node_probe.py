@@ -376,6 +376,7 @@ def machine() -> dict[str, Any]:
         "time_service": any((SYS / f"fs/cgroup/system.slice/{name}.service").exists() for name in TIME_SERVICES),
         "etcd_address": etcd_address(read("/etc/kubernetes/manifests/etcd.yaml") or ""),
         "measuring": Path("/etc/node-profile.json").exists(),
+        "divided_at_boot": Path("/etc/systemd/system/node-mig.service").exists(),
     }
 
 

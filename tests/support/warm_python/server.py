@@ -301,6 +301,9 @@ def main() -> None:
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()
     os.chdir("/")
+    if programs and Path("/run/systemd/system").is_dir():
+        with contextlib.suppress(OSError):  # a service that asked first would take it along when it ends
+            Path("/sys/fs/cgroup/cgroup.procs").write_text("0")
     sys.path[:0] = programs
     for name in PROGRAMS if programs else PRELOADED:
         importlib.import_module(name)
