@@ -78,6 +78,7 @@ class Access:
         self.options = module.params
         self.folder = Path(self.options["folder"])
         self.changed = False
+        self.there: dict[str, dict[str, Any]] = {}
 
     def kubectl(self, *words: str, data: str | None = None) -> str:
         """What kubectl says; ends the module where it is refused."""
@@ -88,12 +89,18 @@ class Access:
             )
         return out
 
-    def find(self, kind: str, name: str) -> dict[str, Any]:
-        """An object of the namespace; empty where there is none."""
+    def look(self) -> None:
+        """Asks at once for all that is there already."""
+        service, secret = self.options["service"], self.options["secret"]
+        names = (f"service/{service}", f"secret/{service}-web", f"secret/{secret}")
         where = ("--namespace", self.options["namespace"], "--ignore-not-found", "--output", "json")
-        said = self.kubectl("get", kind, name, *where)
-        found: dict[str, Any] = json.loads(said) if said.strip() else {}
-        return found
+        said = self.kubectl("get", *names, *where)
+        found = json.loads(said) if said.strip() else {"items": []}
+        self.there = {f"{one['kind'].lower()}/{one['metadata']['name']}": one for one in found.get("items", [found])}
+
+    def find(self, kind: str, name: str) -> dict[str, Any]:
+        """One of them; empty where there is none."""
+        return self.there.get(f"{kind}/{name}", {})
 
     def openssl(self, *words: str) -> tuple[int, str]:
         """Exit status of openssl, and what it said."""
@@ -245,6 +252,7 @@ class Access:
                 return {"changed": True, "url": "", "generation": 1}
             self.folder.mkdir(mode=0o700)
         self.close()
+        self.look()
         spec = self.find("service", service).get("spec", {})
         address = spec.get("clusterIP", "")
         if not address and not self.module.check_mode:

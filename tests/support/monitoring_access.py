@@ -35,15 +35,21 @@ class Kubectl:
         if command[0] != "/usr/bin/kubectl":
             done = subprocess.run(command, capture_output=True, text=True, input=data, check=False)
             return done.returncode, done.stdout, done.stderr
-        verb, kind, name = command[5:8]
+        verb, kind = command[5:7]
         if verb == "apply":
             body = json.loads(data or "")
             self.secrets[body["metadata"]["name"]] = body["data"]
             return 0, "", ""
         if kind == "nodes":
             return 0, json.dumps({"items": self.nodes}), ""
-        found = self.service if kind == "service" else {"data": self.secrets[name]} if name in self.secrets else None
-        return 0, json.dumps(found) if found else "", ""
+        known = {f"secret/{name}": {"data": data} for name, data in self.secrets.items()}
+        known |= {word: self.service for word in command if word.startswith("service/")}
+        items = [
+            {"kind": word.partition("/")[0].title(), "metadata": {"name": word.partition("/")[2]}, **known[word]}
+            for word in command
+            if word in known
+        ]
+        return 0, json.dumps({"items": items}) if items else "", ""
 
     def values(self, secret: str) -> dict[str, str]:
         """What a Secret holds."""
