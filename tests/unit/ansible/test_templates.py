@@ -267,7 +267,8 @@ def test_the_failsafe_runs_before_the_kubelet():
     assert "WantedBy=multi-user.target" in unit
 
 
-QUOTED = re.compile(r"\{\{ .+ \| (tojson|int|lower) \}\}")
+# What is quoted, or made of constants by a macro, which is looked at itself.
+QUOTED = re.compile(r"\{\{ (.+ \| (tojson|int|lower)|parts\.\w+\('[^{}|]*'\)) \}\}")
 # Constants of the templates themselves, sums that are hexadecimal, and what the judge of variables leaves no quote in.
 PLAIN = {
     *("ansible_managed", "job", "namespace", "path", "group", "chosen | join(', ')", "resource", "kind"),
@@ -279,6 +280,7 @@ PLAIN = {
     *("daemon_set('mps-control-daemon')", "daemon_set('device-plugin')"),
 }
 STRUCTURED = [path for path in TEMPLATE_FILES.values() if path.name != "replicas.yaml.j2"]
+STRUCTURED.append(ROOT / "roles/addons/templates/parts.j2")
 STRUCTURED += [
     ROOT / f"roles/{name}.conf.j2"
     for name in ("crio/templates/crio", "crio/templates/registries", "nvidia_toolkit/templates/handler")
