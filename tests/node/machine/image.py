@@ -108,7 +108,7 @@ def build(tools: Tools, suite: str = "bookworm") -> Disks:
     """Return the cached disks of a fresh machine of a Debian suite, building them when their inputs changed."""
     with deps.lock(tools.cache / f"image-{suite}.lock"):
         key = ssh_key(tools)
-        tarball = _root_tarball(tools, suite)
+        tarball = root_tarball(tools, suite, suite, PACKAGES)
         kernels = ",".join(sorted(path.name for path in tools.modules.iterdir()))
         texts = (path.read_text() for path in (key.with_suffix(".pub"), Path(__file__), KEPT_BYTECODE, WARM_SERVER))
         inputs = (tarball.name, kernels, ansible.release.__version__, _warm_client(), *texts)
@@ -138,8 +138,9 @@ def _digest(*inputs: str) -> str:
     return hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:12]
 
 
-def _root_tarball(tools: Tools, suite: str) -> Path:
-    tarball = tools.cache / f"root-{suite}-{_digest(suite, PACKAGES)}.tar"
+def root_tarball(tools: Tools, suite: str, name: str, packages: str) -> Path:
+    """Return the cached packages of a suite, unpacked and configured; name: which of several such roots."""
+    tarball = tools.cache / f"root-{name}-{_digest(suite, packages)}.tar"
     if tarball.exists():
         return tarball
     partial = tarball.with_suffix(".new.tar")
@@ -150,14 +151,14 @@ def _root_tarball(tools: Tools, suite: str) -> Path:
     ]
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("man", "doc", "locale")]
     command = [
-        *("mmdebstrap", "--variant=minbase", "--mode=root", "--format=tar", f"--include={PACKAGES}"),
+        *("mmdebstrap", "--variant=minbase", "--mode=root", "--format=tar", f"--include={packages}"),
         *("--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"', *excluded),
         *(suite, str(partial), *sources),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise MachineError(f"mmdebstrap of {suite} failed: {done.stderr.strip()[-800:]}")
-    for old in tools.cache.glob(f"root-{suite}-*.tar"):
+    for old in tools.cache.glob(f"root-{name}-*.tar"):
         if old != partial:
             old.unlink()
     return partial.rename(tarball)
@@ -166,19 +167,28 @@ def _root_tarball(tools: Tools, suite: str) -> Path:
 def _make_disks(tools: Tools, tarball: Path, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=tools.cache, prefix="root.") as scratch:
         root = Path(scratch) / "root"
-        root.mkdir(mode=0o755)
-        _run("tar", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xf", tarball, "-C", root)
+        unpack(tarball, root)
         _install_modules(tools.modules, root)
-        _customize(root, ssh_key(tools).with_suffix(".pub").read_text())
+        customize(root, ssh_key(tools).with_suffix(".pub").read_text())
         made = Path(scratch) / "disks"
         made.mkdir()
-        _sparse_file(made / "root.img", ROOT_BYTES)
-        features = "^has_journal,^metadata_csum"
-        extended = "lazy_itable_init=1,root_owner=0:0"
-        _run("mke2fs", "-q", "-t", "ext4", "-O", features, "-E", extended, "-L", "root", "-d", root, made / "root.img")
-        _sparse_file(made / "swap.img", SWAP_PARTITION_BYTES)
-        _run("mkswap", "-q", "-L", "swap", made / "swap.img")
+        make_disks(root, made, "^has_journal,^metadata_csum")
         made.rename(folder)
+
+
+def unpack(tarball: Path, root: Path) -> None:
+    """Lay the packages out below a folder, which is made."""
+    root.mkdir(mode=0o755)
+    _run("tar", "--numeric-owner", "--xattrs", "--xattrs-include=*", "-xf", tarball, "-C", root)
+
+
+def make_disks(root: Path, folder: Path, features: str) -> None:
+    """Write both disks into a folder, one with the tree below root; features: of its ext4, as mke2fs takes them."""
+    _sparse_file(folder / "root.img", ROOT_BYTES)
+    extended = "lazy_itable_init=1,root_owner=0:0"
+    _run("mke2fs", "-q", "-t", "ext4", "-O", features, "-E", extended, "-L", "root", "-d", root, folder / "root.img")
+    _sparse_file(folder / "swap.img", SWAP_PARTITION_BYTES)
+    _run("mkswap", "-q", "-L", "swap", folder / "swap.img")
 
 
 def _sparse_file(path: Path, size_bytes: int) -> None:
@@ -193,7 +203,7 @@ def _install_modules(modules: Path, root: Path) -> None:
         _run("chroot", root, "depmod", source.name)
 
 
-def _customize(root: Path, public_key: str) -> None:
+def customize(root: Path, public_key: str) -> None:
     """Turn the bare tree into the server: accounts, network, and the mess that earlier owners left."""
     _write(root / "etc/hostname", f"{HOSTNAME}\n")
     _write(root / "etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {HOSTNAME}\n")

@@ -31,6 +31,8 @@ class Machine:
     network this one is the second.
     """
 
+    boot_within_s = BOOT_WITHIN_S
+
     def __init__(
         self,
         tools: Tools,
@@ -105,9 +107,9 @@ class Machine:
         self.ssh("systemctl poweroff", check=False)
         try:
             if self._kernel is not None:
-                self._kernel.wait(BOOT_WITHIN_S)
+                self._kernel.wait(self.boot_within_s)
         except subprocess.TimeoutExpired as error:
-            raise MachineError(f"still on after {BOOT_WITHIN_S:.0f} s: {self._console_tail()}") from error
+            raise MachineError(f"still on after {self.boot_within_s:.0f} s: {self._console_tail()}") from error
         self.kill()
 
     def snapshot(self, folder: Path, *, boot_again: bool = True) -> Disks:
@@ -124,14 +126,14 @@ class Machine:
         """Reboot for real and wait until another boot answers."""
         before = self.boot_id()
         self.ssh("systemctl reboot", check=False)
-        deadline = time.monotonic() + BOOT_WITHIN_S
+        deadline = time.monotonic() + self.boot_within_s
         while time.monotonic() < deadline:
             if self._connect():
                 found = self.ssh("cat /proc/sys/kernel/random/boot_id", check=False, timeout_s=15)
                 if found.returncode == 0 and found.stdout.strip() != before:
                     return
             time.sleep(_POLL_S)
-        raise MachineError(f"no new boot after {BOOT_WITHIN_S:.0f} s: {self._console_tail()}")
+        raise MachineError(f"no new boot after {self.boot_within_s:.0f} s: {self._console_tail()}")
 
     def boot_id(self) -> str:
         """The kernel's identity of this boot."""
@@ -176,14 +178,14 @@ class Machine:
 
     def wait_for_ssh(self) -> None:
         """Wait until the machine answers, and keep a connection; raise with the console's end when it does not."""
-        deadline = time.monotonic() + BOOT_WITHIN_S
+        deadline = time.monotonic() + self.boot_within_s
         while time.monotonic() < deadline:
             if self._kernel is not None and self._kernel.poll() is not None:
                 raise MachineError(f"the kernel ended during boot: {self._console_tail()}")
             if self._connect():
                 return
             time.sleep(_POLL_S)
-        raise MachineError(f"no ssh after {BOOT_WITHIN_S:.0f} s: {self._console_tail()}")
+        raise MachineError(f"no ssh after {self.boot_within_s:.0f} s: {self._console_tail()}")
 
     def _connect(self) -> bool:
         """Open a connection for all commands of root, and of the user: one for each costs the machine 0.3 s every time."""

@@ -1,8 +1,9 @@
-"""The web server of the local mirrors, on loopback: repositories and files from a folder, Debian passed through.
+"""The web server of the local mirrors, on loopback: repositories, files and images from a folder, Debian passed through.
 
 Debian's own packages are fetched the way this host fetches them and kept, so that a second machine waits for nobody.
 """
 
+import json
 import threading
 import time
 import urllib.error
@@ -15,13 +16,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 STALL_S = 3600.0
+# Below it what a registry answers, each as a file.
+REGISTRY = "/v2/"
 
 
 @dataclass
 class Site:
     """What the server serves, and how it is to misbehave.
 
-    folder: served as it lies there. upstreams: first path component -> URL that its paths are fetched from.
+    folder: served as it lies there, and registry, where there is one, below /v2/. upstreams: first path component -> URL that its paths are fetched from.
     store: where fetched packages are kept. forbidden, stalled: path prefixes that answer 403, or never.
     ahead_s: how far its clock is ahead. requests: every path asked for, in order.
     """
@@ -33,6 +36,7 @@ class Site:
     stalled: set[str] = field(default_factory=set)
     ahead_s: float = 0.0
     requests: list[str] = field(default_factory=list)
+    registry: Path | None = None
 
 
 class Server:
@@ -71,8 +75,13 @@ class Server:
         first, _, rest = path.lstrip("/").partition("/")
         if upstream := self.site.upstreams.get(first):
             return self._debian(upstream, first, rest)
-        wanted = (self.site.folder / path.lstrip("/")).resolve()
-        if wanted.is_relative_to(self.site.folder.resolve()) and wanted.is_file():
+        folder = self.site.folder
+        if path.startswith(REGISTRY) and self.site.registry is not None:
+            folder = self.site.registry
+            if path == REGISTRY:
+                return b"{}"
+        wanted = (folder / path.lstrip("/")).resolve()
+        if wanted.is_relative_to(folder.resolve()) and wanted.is_file():
             return wanted.read_bytes()
         return None
 
@@ -112,11 +121,14 @@ def _handler(answer: Callable[[str], tuple[HTTPStatus, bytes]], site: Site) -> t
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, content = answer(self.path.partition("?")[0])
+            path = self.path.partition("?")[0]
+            status, content = answer(path)
             # Whoever is killed or out of patience is gone by the time of the answer.
             with suppress(ConnectionError):
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(content)))
+                if path.startswith(REGISTRY) and "/manifests/" in path and status == HTTPStatus.OK:
+                    self.send_header("Content-Type", json.loads(content)["mediaType"])
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(content)

@@ -28,16 +28,9 @@ class Mirror:
 
     def __init__(self, tools: Tools, folder: Path) -> None:
         self._folder = folder
-        self.table: dict[str, Any] = yaml.safe_load(VERSIONS.read_text())
+        self.table = self.read_table()
         site = folder / "site"
-        self.repositories = {
-            "crio": [packages.builder(), *(one for row in self._rows() for one in packages.crio(row["crio"]))],
-            "kubernetes": self._kubernetes(),
-            "nvidia": packages.nvidia(self.table["versions_common"]["nvidia_toolkit"]),
-        }
-        for row in self.table["versions_driver_repositories"].values():
-            parts = driver.repository(self.table["versions_common"]["nvidia_driver"])
-            self.repositories[f"{DRIVER}/{row['folder']}/x86_64"] = parts
+        self.repositories = self.stand_ins()
         folder.mkdir(parents=True, exist_ok=True)
         with deps.lock(folder / "lock"):
             fingerprint = folder / "fingerprint"
@@ -49,6 +42,23 @@ class Mirror:
         self._server = Server(self.site)
         self.port = self._server.port
         self.url = f"http://{MIRROR}"
+
+    def read_table(self) -> dict[str, Any]:
+        """The project's own table of versions."""
+        table: dict[str, Any] = yaml.safe_load(VERSIONS.read_text())
+        return table
+
+    def stand_ins(self) -> dict[str, list[Package]]:
+        """The packages that are made here, by repository."""
+        repositories = {
+            "crio": [packages.builder(), *(one for row in self._rows() for one in packages.crio(row["crio"]))],
+            "kubernetes": self._kubernetes(),
+            "nvidia": packages.nvidia(self.table["versions_common"]["nvidia_toolkit"]),
+        }
+        for row in self.table["versions_driver_repositories"].values():
+            parts = driver.repository(self.table["versions_common"]["nvidia_driver"])
+            repositories[f"{DRIVER}/{row['folder']}/x86_64"] = parts
+        return repositories
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +106,10 @@ class Mirror:
         lines = [f"deb {self.url}/debian {suite} main", f"deb {self.url}/debian-security {suite}-security main"]
         return "\n".join(lines) + "\n"
 
+    def ready_made(self, repository: str, folder: Path) -> list[Path]:  # noqa: ARG002 - all of them are made here
+        """Packages that somebody else has built, put into the repository's folder."""
+        return []
+
     def _rows(self) -> list[dict[str, Any]]:
         return list(self.table["versions_by_minor"].values())
 
@@ -113,7 +127,8 @@ class Mirror:
             for name, contents in self.repositories.items():
                 folder = site / name
                 folder.mkdir(parents=True)
-                write_index(folder, signer, f"node test {name}", [build(package, folder) for package in contents])
+                debs = [*self.ready_made(name, folder), *(build(package, folder) for package in contents)]
+                write_index(folder, signer, f"node test {name}", debs)
         finally:
             signer.close()
         manifests.write(site / "files", self.table)
