@@ -257,12 +257,13 @@ ROLE = """\
 SAID = "Node|/one||\\nNode|/two|| 1700000000|\\nDaemonSet|gpu-system/device-plugin|||\\nDaemonSet|gpu-system/mps-control-daemon|||\\n"
 
 
-def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(tmp_path):
+def shared(tmp_path, said_of_the_cluster):
+    """The role on two machines that share in two ways, after what kubectl said of the cluster."""
     for name in ("action", "bin"):
         (tmp_path / name).mkdir()
     for name, text in (("kube_objects", RECORDER), ("gpu_devices", LOOKED)):
         (tmp_path / f"action/{name}.py").write_text(text)
-    kubectl = f'#!/bin/sh\necho "$*" >> {tmp_path}/kubectl\ncase "$*" in *"get nodes,daemonsets,pods"*) printf "{SAID}";; esac\n'
+    kubectl = f'#!/bin/sh\necho "$*" >> {tmp_path}/kubectl\ncase "$*" in *"get nodes,daemonsets,pods"*) printf "{said_of_the_cluster}";; esac\n'
     tree.programs(tmp_path / "bin", ["kubectl"], kubectl)
     (tmp_path / "group_vars").symlink_to(tree.ROOT / "inventory/group_vars")
     facts = {
@@ -275,13 +276,17 @@ def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(
     }
     settings = {"ANSIBLE_ACTION_PLUGINS": str(tmp_path / "action"), "ASKED": str(tmp_path / "asked")}
     settings["PATH"] = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    done = tree.play(
+    return tree.play(
         tmp_path,
         ROLE,
         {"all": {"children": hosts}},
         {"device_plugin_smoke": False, "runtime_class_name": "nvidia"},
         **settings,
     )
+
+
+def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(tmp_path):
+    done = shared(tmp_path, SAID)
     assert done.returncode == 0, done.stdout + done.stderr
     asked = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
     applied = [
@@ -299,6 +304,13 @@ def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(
     assert [[word for word in line if "mps" in word or "plugin" in word] for line in deleted] == [
         ["mps-control-daemon"]
     ]
+
+
+def test_a_node_that_is_not_there_is_named_and_nothing_is_labelled(tmp_path):
+    done = shared(tmp_path, SAID.replace("Node|/two|| 1700000000|", "Node|/other|||"))
+    assert done.returncode != 0
+    assert "The cluster has no node two. Join the machine (site.yml)" in done.stdout
+    assert not (tmp_path / "asked").exists(), "the question of the guard alone, which changes nothing"
 
 
 LET_GO = """\

@@ -4,6 +4,7 @@ import http.client
 import http.server
 import json
 import os
+import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -314,3 +315,31 @@ def test_the_answer_is_judged_where_it_comes_from(tmp_path, there, other, option
     done = tree.play(tmp_path, JUDGED, {"one": {}}, {"path": str(path), "other": other}, *options, **settings)
     outcomes = json.loads((tmp_path / "outcomes.json").read_text())
     assert outcomes == {"one": msg and msg.format(path=path)}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("days", "ended"), [("1", True), ("2", False)])
+def test_a_certificate_has_ended_or_has_not(tmp_path, days, ended):
+    path = tmp_path / "own.pem"
+    words = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-noenc",
+        "-subj",
+        "/CN=x",
+    ]
+    subprocess.run(
+        [*words, "-days", days, "-keyout", path.with_suffix(".key"), "-out", path], check=True, capture_output=True
+    )
+
+    def run(command):
+        # A day and a half from now.
+        later = [word if word != "0" else "129600" for word in command]
+        done = subprocess.run(later, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert module.has_ended(FakeModule(run), str(path)) is ended
