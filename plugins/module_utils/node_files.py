@@ -149,21 +149,25 @@ class Files:
             path.symlink_to(target)
 
     def absent(self, pattern: str, keep: Container[str] = ()) -> None:
-        """Removes the files that fit a pattern, but for those to keep; whole folders as well where it ends with a slash."""
+        """Removes the files that fit a pattern, but for those to keep.
+
+        A name that ends with a slash may be of a folder as well; a pattern that does is of real folders alone.
+        """
+        folders, several = pattern.endswith("/"), glob.has_magic(pattern)
         for name in sorted(glob.glob(pattern.rstrip("/"), include_hidden=True)):  # noqa: PTH207 - the pattern may be absolute
             folder = Path(name).is_dir() and not Path(name).is_symlink()
-            if name in keep or (Path(name).is_dir() and not pattern.endswith("/")):
+            if name in keep or (Path(name).is_dir() and not folders) or (folders and several and not folder):
                 continue
             self.removed.append(name)
             if not self.module.check_mode:
                 shutil.rmtree(name) if folder else Path(name).unlink()
 
     def emptied(self, folder: Path) -> None:
-        """Removes a folder in which nothing is left."""
+        """Removes a folder in which nothing is left, or the link to it."""
         if folder.is_dir() and all(str(path) in self.removed for path in folder.iterdir()):
             self.removed.append(str(folder))
             if not self.module.check_mode:
-                folder.rmdir()
+                folder.unlink() if folder.is_symlink() else folder.rmdir()
 
     def apply(self, params: dict[str, Any]) -> None:
         """Files first, then links, then absences; ends the module with the reason when one cannot be had."""

@@ -229,6 +229,8 @@ class Access:
     def answer(self, path: str) -> Any:
         """What the service says to who has the login, from the machine itself; ends the module where it says nothing."""
         import ssl  # these take longer to import than all the rest
+        from http.client import HTTPException
+        from urllib.error import HTTPError
         from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
 
         service = self.options["service"]
@@ -239,8 +241,11 @@ class Access:
             opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
             with opener.open(request, timeout=ANSWER_S) as response:
                 return json.load(response)
-        except (OSError, ValueError) as error:
-            self.module.fail_json(msg=f"{service} did not answer {path}: {error}")
+        except HTTPError as error:
+            said = error.read(2000).decode(errors="replace")
+            self.module.fail_json(msg=f"{service} did not answer {path}: {error}: {said}")
+        except (OSError, ValueError, HTTPException) as error:
+            self.module.fail_json(msg=f"{service} did not answer {path}: {error!r}")
 
     def run(self) -> dict[str, Any]:
         """Does all of it; returns the module's result."""

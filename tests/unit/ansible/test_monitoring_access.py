@@ -202,6 +202,8 @@ class Said(BaseHTTPRequestHandler):
 
     def do_GET(self):
         body = b"no JSON" if self.path == "/broken" else json.dumps([self.path, self.headers["Authorization"]]).encode()
+        if self.path == "/cut":
+            return  # without a word
         self.send_response(401 if self.path == "/closed" else 200)
         self.end_headers()
         self.wfile.write(body)
@@ -223,7 +225,11 @@ def test_the_service_is_asked_with_its_login_and_by_no_proxy(give, kubectl, tmp_
         module = FakeModule(service="prometheus", folder=str(kept), ask="/api")
         access = monitoring_access.MODULE.Access(module)
         path, login = access.answer("/api/v1/targets?state=active")
-        for path_without, reason in (("/closed", "401"), ("/broken", "Expecting value")):
+        for path_without, reason in (
+            ("/closed", '401.*"/closed"'),
+            ("/broken", "Expecting value"),
+            ("/cut", "RemoteDisconnected"),
+        ):
             with pytest.raises(Failed, match=rf"prometheus did not answer {path_without}: .*{reason}"):
                 access.answer(path_without)
         server.shutdown()

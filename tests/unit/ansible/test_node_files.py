@@ -188,17 +188,34 @@ def test_folders_go_with_all_that_is_in_them_where_the_pattern_says_so_and_other
     tmp_path, check_mode
 ):
     kept, left = tmp_path / "kept", tmp_path / "left"
-    for path in ("kept/pvc-1/data/x", "kept/pvc-2/x", "kept/mine", "left/pvc-1/x", "linked/x"):
+    for path in ("kept/pvc-1/data/x", "kept/pvc-2/x", "kept/pvc-notes", "kept/mine", "left/pvc-1/x", "linked/x"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     (kept / "pvc-3").symlink_to(tmp_path / "linked")
     found = files(check_mode=check_mode)
     patterns = [f"{folder}/pvc-*/" for folder in (kept, left)]
     found.apply({"files": [], "links": {}, "absent": [*patterns, f"{kept}/min*"], "emptied": [str(left), str(kept)]})
-    gone = [*(str(kept / f"pvc-{number}") for number in (1, 2, 3)), str(left / "pvc-1"), str(kept / "mine")]
-    assert found.removed == [*gone, str(left), str(kept)]
-    assert (kept.exists(), left.exists(), (tmp_path / "linked/x").exists()) == (check_mode, check_mode, True)
+    gone = [str(kept / "pvc-1"), str(kept / "pvc-2"), str(left / "pvc-1"), str(kept / "mine")]
+    assert found.removed == [*gone, str(left)]
+    assert (left.exists(), (kept / "pvc-1").exists(), (tmp_path / "linked/x").exists()) == (
+        check_mode,
+        check_mode,
+        True,
+    )
+    assert (kept / "pvc-notes").exists(), "a pattern with a slash is of folders alone"
+    assert (kept / "pvc-3").is_symlink()
     found = files(check_mode=check_mode)
     (kept / "minutes").mkdir(parents=True)
     found.apply({"files": [], "links": {}, "absent": [f"{kept}/minu*"], "emptied": [str(kept)]})
     assert (found.removed, (kept / "minutes").exists()) == ([], True), "a folder is no file"
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_a_folder_on_another_disk_is_emptied_and_its_link_goes(tmp_path, check_mode):
+    (tmp_path / "disk/pvc-1").mkdir(parents=True)
+    link = tmp_path / "volumes"
+    link.symlink_to(tmp_path / "disk")
+    found = files(check_mode=check_mode)
+    found.apply({"files": [], "links": {}, "absent": [f"{link}/pvc-*/"], "emptied": [str(link)]})
+    assert found.removed == [str(link / "pvc-1"), str(link)]
+    assert (link.is_symlink(), (tmp_path / "disk").is_dir()) == (check_mode, True)
