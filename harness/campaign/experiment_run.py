@@ -144,7 +144,13 @@ class Attempt:
         self.findings = [
             *effects,
             *(Finding(Severity.INFO, ReasonCode.REMARK, "", remark) for remark in remarks),
-            *judge_data(self.folder, summary, open_loop=experiment.workload.open_loop, waiting=waiting(condition)),
+            *judge_data(
+                self.folder,
+                summary,
+                open_loop=experiment.workload.open_loop,
+                in_flight=experiment.workload.in_flight,
+                waiting=waiting(condition),
+            ),
             *self.of_machine,
             *(self._deployment.others_on_gpus(self.folder / layout.TELEMETRY) if self._deployment else ()),
             *ignored_settings(self.statuses),

@@ -32,9 +32,14 @@ _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, 
 
 
 def judge_data(
-    folder: Path, summary: RecordingSummary | None, *, open_loop: bool = False, waiting: Collection[str] = ()
+    folder: Path,
+    summary: RecordingSummary | None,
+    *,
+    open_loop: bool = False,
+    in_flight: int = 1,
+    waiting: Collection[str] = (),
 ) -> list[Finding]:
-    """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``, ``waiting``: as of ``judge``."""
+    """What the files of an attempt say; nothing, where nothing was recorded. The last three: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
     logged = partial(
@@ -44,7 +49,9 @@ def judge_data(
         step_s=summary.step_s,
         late_s=summary.answered_within_s or 0.0,
     )
-    findings = judge(folder, rows=summary.rows, logged=logged, open_loop=open_loop, waiting=waiting)
+    findings = judge(
+        folder, rows=summary.rows, logged=logged, open_loop=open_loop, in_flight=in_flight, waiting=waiting
+    )
     return [*findings, *held_back(folder / TELEMETRY)]
 
 

@@ -48,6 +48,8 @@ TELLING_VALUES = 2
 """A counter begins at 0 with the recording: its first value says nothing of what was served."""
 REQUESTS_PER_WINDOW = 10
 """With fewer requests in a tenth of the recording, one more or less looks like a change of speed."""
+REQUESTS_IN_TURN = 2
+"""Of a closed loop, for each request in flight: where fewer end in a tenth of the recording, one may take about as long as that."""
 WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or step_s."
 MISSING_ADVICE = "Look at the replica's log and the recorder's summary."
 TOP_BOUND_S = 60.0
@@ -89,6 +91,7 @@ def judge(
     rows: int | None = None,
     logged: Logged | None = None,
     open_loop: bool = False,
+    in_flight: int = 1,
     waiting: Collection[str] = (),
 ) -> list[Finding]:
     """Judge the metric CSVs of one experiment, finished or not.
@@ -97,6 +100,7 @@ def judge(
         rows: rows that every series must have; None: as many as the longest.
         logged: what the replicas' own logs hold, to compare their counters with; None: not compared.
         open_loop: requests come at times of their own, so that throughput varies as those do.
+        in_flight: else, how many requests each measured replica has at any time.
         waiting: neighbours that do nothing until their time: what they lack is no flaw, and the others have two states.
     """
     try:
@@ -122,7 +126,9 @@ def judge(
     findings += _gaps(groups, bursty | {""} if open_loop else bursty)
     for metric, neighbour, named in groups:
         findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
-    findings += _replicas(experiment, bursty, waiting, open_loop=open_loop)
+    findings += _replicas(
+        experiment, bursty, waiting, due=REQUESTS_PER_WINDOW if open_loop else REQUESTS_IN_TURN * in_flight
+    )
     findings += _saturation(experiment)
     if logged is not None:
         findings += _counts(experiment, logged, waiting)
@@ -278,18 +284,19 @@ def _served(values: np.ndarray, *, may_rest: bool) -> ReasonCode | None:
 
 
 def _replicas(
-    experiment: ExperimentColumns, bursty: Collection[str], waiting: Collection[str], *, open_loop: bool
+    experiment: ExperimentColumns, bursty: Collection[str], waiting: Collection[str], *, due: int
 ) -> Iterator[Finding]:
     """Replicas that served nothing, or stopped before the end (where resting is not part of the workload).
 
-    Who is asked at times of its own may rest where few requests are due; what was asked and never answered is judged as such.
+    Where fewer than ``due`` requests of a measured replica would end in the last share, none may end there by chance: at times of their
+    own few may come, and a request may take longer. What was asked and never answered is judged as such.
     """
     counts = _counts_of_replicas(experiment, waiting)
     measured = {name for name in counts if not neighbour_of(name)}
     flawed: dict[ReasonCode, list[str]] = {code: [] for code in _SERVED}
     for name, values in counts.items():
-        asked_seldom = open_loop and name in measured and _growth(values) * STALL_SHARE < REQUESTS_PER_WINDOW
-        code = _served(values, may_rest=asked_seldom or neighbour_of(name) in bursty)
+        few = name in measured and _growth(values) * STALL_SHARE < due
+        code = _served(values, may_rest=few or neighbour_of(name) in bursty)
         if code is not None:
             flawed[code].append(name)
     useless = measured <= {*flawed[ReasonCode.IDLE_REPLICA], *flawed[ReasonCode.NO_VALUE]}

@@ -197,6 +197,11 @@ class WorkloadSpec(StrictModel):
         return self.open_loop
 
     @property
+    def in_flight(self) -> int:
+        """Of a closed loop, the requests that each replica has at any time."""
+        return (self.server.concurrency or 1) if self.server else 1
+
+    @property
     def has_concurrency(self) -> bool:
         """A number of its requests is on its way at any time, which could be another."""
         return self.server is not None and not self.server.open_loop

@@ -394,6 +394,15 @@ def test_a_replica_asked_at_a_rate_has_stopped_only_where_requests_should_have_e
     assert flaws(judged(change, open_loop=open_loop)) == expected
 
 
+@pytest.mark.parametrize(
+    ("in_all", "in_flight", "stalled"), [(19, 1, False), (20, 1, True), (40, 8, False), (160, 8, True)]
+)
+def test_a_closed_loop_has_stopped_only_where_no_request_takes_as_long(judged, in_all, in_flight, stalled):
+    change = setting(total_count__replica_0=[float(in_all) * min(k, 50) / 50 for k in range(ROWS)])
+    expected = {degraded(ReasonCode.STALLED_REPLICA, "total_count")} if stalled else set()
+    assert flaws(judged(change, in_flight=in_flight)) == expected
+
+
 def test_a_server_asked_at_a_rate_that_computes_in_no_row_at_all_degrades(judged):
     found = flaws(judged(setting(cpu_usage__replica_0=0.0), open_loop=True))
     assert found == {degraded(ReasonCode.ZEROS, "cpu_usage")}
