@@ -2,8 +2,9 @@
 
     NODE_TEST_PACKAGES=/some/folder .venv/bin/python -m tests.node.whole_life
 
-Not part of scripts/test-node: two hours on two processors, for the kernel is emulated (machine/emulated.py); as root, with
-qemu-system-x86_64. What the folder has is in mirror/real.py. Nobody's hand is wanted between the steps.
+Not part of scripts/test-node, for the kernel is emulated (machine/emulated.py): as root, with qemu-system-x86_64, on two processors
+that nothing else uses, else the API server ends itself at its start. What the folder has is in mirror/real.py. Nobody's hand is
+wanted between the steps.
 """
 
 import json
