@@ -79,7 +79,7 @@ Every experiment is judged from its files, and again by `harness verify`:
 | more than {missing:.0%} of a series' values missing | degraded |
 | a value beyond its metric's bounds (rates may overshoot by {slack:.0%}) | degraded |
 | 0 in more than {zero:.0%} of the rows where a working replica cannot show 0 | degraded |
-| one replica served nothing, or nothing in the last {stall:.0%} of the recording (asked at a rate: where {few} requests or more are due in it) | degraded |
+| one replica served nothing, or nothing in the last {stall:.0%} of the recording (with {few} or more due; closed loop: {in_turn} per request in flight) | degraded |
 | a quantile in the highest bucket ({top:g} s): cut off, not measured | degraded |
 | counter and raw latency log differ by more than {count:.0%} | degraded |
 | throughput not steady: of {windows} windows the last {last} or more must agree within {tolerance:.0%} | degraded |
@@ -113,6 +113,7 @@ def page() -> str:
             zero=quality.ZERO_SHARE,
             stall=quality.STALL_SHARE,
             few=quality.REQUESTS_PER_WINDOW,
+            in_turn=quality.REQUESTS_IN_TURN,
             top=quality.TOP_BOUND_S,
             count=quality.COUNT_SLACK,
             windows=quality.WINDOWS,
