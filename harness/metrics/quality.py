@@ -49,7 +49,7 @@ TELLING_VALUES = 2
 REQUESTS_PER_WINDOW = 10
 """With fewer requests in a tenth of the recording, one more or less looks like a change of speed."""
 REQUESTS_IN_TURN = 2
-"""Of a closed loop, for each request in flight: where fewer end in a tenth of the recording, one may take about as long as that."""
+"""Of a closed loop, for each request in flight: where so many take longer than a tenth of the recording, that long is looked at."""
 WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or step_s."
 MISSING_ADVICE = "Look at the replica's log and the recorder's summary."
 TOP_BOUND_S = 60.0
@@ -126,9 +126,7 @@ def judge(
     findings += _gaps(groups, bursty | {""} if open_loop else bursty)
     for metric, neighbour, named in groups:
         findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
-    findings += _replicas(
-        experiment, bursty, waiting, due=REQUESTS_PER_WINDOW if open_loop else REQUESTS_IN_TURN * in_flight
-    )
+    findings += _replicas(experiment, bursty, waiting, in_flight=None if open_loop else in_flight)
     findings += _saturation(experiment)
     if logged is not None:
         findings += _counts(experiment, logged, waiting)
@@ -266,37 +264,39 @@ _SERVED = {
 }
 
 
-def _served(values: np.ndarray, *, may_rest: bool) -> ReasonCode | None:
+def _served(values: np.ndarray, *, may_rest: bool, share: float = STALL_SHARE) -> ReasonCode | None:
     """What is wrong with the requests that a replica served by its counter; None: nothing.
 
-    A value that is missing tells nothing of the replica, only that nobody could read it; ``_gaps`` says so.
+    It stopped where the last ``share`` of the rows has none. A value that is missing tells nothing of the replica, only that nobody could read it; ``_gaps`` says so.
     """
     present = values[~np.isnan(values)]
     if len(present) < TELLING_VALUES and not present.any():
         return ReasonCode.NO_VALUE
     if present.max() == 0:
         return ReasonCode.IDLE_REPLICA
-    if may_rest or len(values) * STALL_SHARE < 1:
+    if may_rest or share >= 1 or len(values) * share < 1:
         return None
-    end = values[-int(len(values) * STALL_SHARE) - 1 :]
+    end = values[-int(len(values) * share) - 1 :]
     telling = np.count_nonzero(~np.isnan(end)) >= TELLING_VALUES
     return ReasonCode.STALLED_REPLICA if telling and _growth(end) == 0 else None
 
 
 def _replicas(
-    experiment: ExperimentColumns, bursty: Collection[str], waiting: Collection[str], *, due: int
+    experiment: ExperimentColumns, bursty: Collection[str], waiting: Collection[str], *, in_flight: int | None
 ) -> Iterator[Finding]:
     """Replicas that served nothing, or stopped before the end (where resting is not part of the workload).
 
-    Where fewer than ``due`` requests of a measured replica would end in the last share, none may end there by chance: at times of their
-    own few may come, and a request may take longer. What was asked and never answered is judged as such.
+    Who is asked at times of its own (``in_flight`` is None) may rest where few requests are due; what was asked and never answered is
+    judged as such. In a closed loop the last share is as long as a few requests take.
     """
     counts = _counts_of_replicas(experiment, waiting)
     measured = {name for name in counts if not neighbour_of(name)}
     flawed: dict[ReasonCode, list[str]] = {code: [] for code in _SERVED}
     for name, values in counts.items():
-        few = name in measured and _growth(values) * STALL_SHARE < due
-        code = _served(values, may_rest=few or neighbour_of(name) in bursty)
+        served, asked = _growth(values), name in measured
+        few = asked and in_flight is None and served * STALL_SHARE < REQUESTS_PER_WINDOW
+        in_turn = REQUESTS_IN_TURN * (in_flight or 0) / served if asked and served > 0 else 0.0
+        code = _served(values, may_rest=few or neighbour_of(name) in bursty, share=max(STALL_SHARE, in_turn))
         if code is not None:
             flawed[code].append(name)
     useless = measured <= {*flawed[ReasonCode.IDLE_REPLICA], *flawed[ReasonCode.NO_VALUE]}

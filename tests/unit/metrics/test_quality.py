@@ -395,10 +395,18 @@ def test_a_replica_asked_at_a_rate_has_stopped_only_where_requests_should_have_e
 
 
 @pytest.mark.parametrize(
-    ("in_all", "in_flight", "stalled"), [(19, 1, False), (20, 1, True), (40, 8, False), (160, 8, True)]
+    ("in_all", "until", "in_flight", "stalled"),
+    [
+        (10, 50, 1, False),
+        (20, 50, 1, True),
+        (40, 50, 8, False),
+        (160, 50, 8, True),
+        (8, 30, 1, True),
+        (1, 30, 1, False),
+    ],
 )
-def test_a_closed_loop_has_stopped_only_where_no_request_takes_as_long(judged, in_all, in_flight, stalled):
-    change = setting(total_count__replica_0=[float(in_all) * min(k, 50) / 50 for k in range(ROWS)])
+def test_a_closed_loop_has_stopped_only_where_no_request_takes_as_long(judged, in_all, until, in_flight, stalled):
+    change = setting(total_count__replica_0=[float(in_all) * min(k, until) / until for k in range(ROWS)])
     expected = {degraded(ReasonCode.STALLED_REPLICA, "total_count")} if stalled else set()
     assert flaws(judged(change, in_flight=in_flight)) == expected
 
