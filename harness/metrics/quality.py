@@ -293,9 +293,9 @@ def _replicas(
     measured = {name for name in counts if not neighbour_of(name)}
     flawed: dict[ReasonCode, list[str]] = {code: [] for code in _SERVED}
     for name, values in counts.items():
-        served, asked = _growth(values), name in measured
-        few = asked and in_flight is None and served * STALL_SHARE < REQUESTS_PER_WINDOW
-        in_turn = REQUESTS_IN_TURN * (in_flight or 0) / served if asked and served > 0 else 0.0
+        served, is_measured = _growth(values), name in measured
+        few = is_measured and in_flight is None and served * STALL_SHARE < REQUESTS_PER_WINDOW
+        in_turn = REQUESTS_IN_TURN * (in_flight or 0) / served if is_measured and served > 0 else 0.0
         code = _served(values, may_rest=few or neighbour_of(name) in bursty, share=max(STALL_SHARE, in_turn))
         if code is not None:
             flawed[code].append(name)
