@@ -21,6 +21,7 @@ from harness.analysis.format import replicas_in_words
 from harness.analysis.read import ClientRequests, read_requests, times_ns
 from harness.analysis.statistics import Outcome, percentile, student
 from harness.analysis.statistics.distributions import Floats
+from harness.errors import ResultsPathError
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.requests import NS_PER_MS, NS_PER_S, ROW, RequestTable, Rows, Window, latency_ns, read
@@ -227,9 +228,23 @@ def read_objective(folder: Path) -> dict[str, Any]:
     """
     for file in (folder / SERVER_FILE_NAME, folder / FILE_NAME):
         if file.is_file():
-            slo: dict[str, Any] = _in_todays_words(read_object(file).get("slo", {}))
-            return slo
+            return _checked(_in_todays_words(read_object(file).get("slo", {})), file)
     return {}
+
+
+def _checked(slo: Any, file: Path) -> dict[str, Any]:
+    """What a file says of an objective; ResultsPathError where ``to_dict`` cannot have written it."""
+    if slo == {}:
+        return {}
+    try:
+        Outcome(slo["outcome"])
+        _ = [in_words(name, part) for name, part in slo["parts"].items()]
+        return {**slo, "said": str(slo["said"])}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise ResultsPathError(
+            f"{file} is damaged: its `slo` is not what came of an objective ({type(error).__name__}: {error}).",
+            advice="Restore it from a backup.",
+        ) from error
 
 
 def _in_todays_words(value: Any) -> Any:

@@ -10,7 +10,7 @@ from harness.analysis import objective
 from harness.analysis.client_result import SERVER as SERVER_JSON
 from harness.analysis.client_result import SLO, evaluate
 from harness.analysis.objective import SLICES, in_sentences, share_interval
-from harness.errors import ReasonCode
+from harness.errors import ReasonCode, ResultsPathError
 from harness.metrics.quality import Severity
 from harness.results.requests import ANSWER, ANSWERS_LOG, CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
 from harness.spec import ConditionSpec, NeighbourSpec, Sharing, SloSpec, WorkloadSpec
@@ -410,7 +410,8 @@ def test_the_interval_covers_the_truth():
 
 
 def test_an_outcome_of_an_older_version_has_its_name_of_today(tmp_path):
-    part = {"outcome": "not decidable", "value": None, "missed_share": 0.0}
+    part = {"outcome": "not decidable", "value": None, "limit": 0.1, "missed_share": 0.0, "interval": [0, 0.2]}
+    part["undecided"] = 0
     said = {"outcome": "not decidable", "said": "Objective: not decidable. Goodput 3", "parts": {"error_rate": part}}
     (tmp_path / SERVER_JSON).write_text(json.dumps({"slo": said}))
 
@@ -419,6 +420,22 @@ def test_an_outcome_of_an_older_version_has_its_name_of_today(tmp_path):
     assert (read["outcome"], read["parts"]["error_rate"]["outcome"]) == ("inconclusive", "inconclusive")
     assert read["said"] == "Objective: inconclusive. Goodput 3"
     assert read["parts"]["error_rate"]["value"] is None
+
+
+@pytest.mark.parametrize(
+    "slo",
+    [
+        *([], "pass", 3, {"outcome": "pass"}, {"outcome": "good", "said": "", "parts": {}}),
+        {"outcome": "pass", "said": "", "parts": []},
+        {"outcome": "pass", "said": "", "parts": {"error_rate": {"outcome": "pass"}}},
+        {"outcome": "pass", "said": "", "parts": {"speed_p99_ms": {"interval": [0, 1], "undecided": 0}}},
+    ],
+)
+def test_an_objective_that_is_damaged_is_named_with_its_file(tmp_path, slo):
+    (tmp_path / SERVER_JSON).write_text(json.dumps({"slo": slo}))
+
+    with pytest.raises(ResultsPathError, match=r"server\.json is damaged: its `slo`"):
+        objective.read_objective(tmp_path)
 
 
 def test_many_runs_are_counted_by_outcome_the_gravest_first():
