@@ -238,6 +238,16 @@ def test_replicas_under_a_layer_are_not_forked_and_are_not_planned_so():
     assert estimate([plain]).starts_s < estimate([wrapped]).starts_s
 
 
+def test_a_neighbour_that_cannot_be_forked_is_planned_as_a_new_process():
+    neighbour = {"replicas": 3, "workload": {"name": "launch-storm"}}
+    conditions = [{"name": "beside", "neighbours": [neighbour]}]
+    text = {"name": "a", "workloads": [{"name": "resnet50"}], "replicas": [2], "repeats": 1, "conditions": conditions}
+
+    (beside,) = expand(CampaignSpec.model_validate(text | {"timing": {"start": "forked"}}))
+
+    assert estimate([beside]).starts_s == pytest.approx(4.0 + 2 * 0.1 + 3 * 0.8)
+
+
 def test_the_matrix_has_a_row_for_each_workload_mode_and_condition():
     conditions = [ConditionSpec(name="alone"), ConditionSpec(name="beside")]
     plain = campaign(replicas=[1, 3, 8], sharing=["time-slicing", "mps"], repeats=5)
