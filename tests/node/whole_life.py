@@ -134,6 +134,13 @@ class Life:
         if verdict.status or verdict.failed:
             raise LifeError(f"the verdict is not well: {verdict.output}")
 
+    def back_s(self, began: float) -> float:
+        """Seconds since then until the node of this boot was Ready; its verdict is well."""
+        self.wait_until_ready(self.machine.boot_id())
+        ready_s = time.monotonic() - began
+        self.well()
+        return ready_s
+
 
 def done(run: Run) -> Run:
     """A run that has to have come to its end."""
@@ -186,10 +193,7 @@ def reboot(life: Life) -> str:
     began = time.monotonic()
     life.machine.reboot()
     booted_s = time.monotonic() - began
-    life.wait_until_ready(life.machine.boot_id())
-    ready_s = time.monotonic() - began
-    life.well()
-    return f"ssh after {booted_s:.0f} s, Ready after {ready_s:.0f} s, every check passes"
+    return f"ssh after {booted_s:.0f} s, Ready after {life.back_s(began):.0f} s, every check passes"
 
 
 def reboot_again(life: Life) -> str:
@@ -218,10 +222,7 @@ def cut_power(life: Life) -> str:
     began = time.monotonic()
     life.machine.kill()
     life.machine.start()
-    life.wait_until_ready(life.machine.boot_id())
-    ready_s = time.monotonic() - began
-    life.well()
-    return f"Ready after {ready_s:.0f} s, every check passes"
+    return f"Ready after {life.back_s(began):.0f} s, every check passes"
 
 
 def after_kills(life: Life) -> str:
