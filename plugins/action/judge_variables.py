@@ -59,6 +59,7 @@ CALICO_OF_137 = (
 RENAMED = {
     "nvidia_toolkit_gpu": "node_gpu",
     **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},
+    **{f"{addon}_timeout_s": "addons_timeout_s" for addon in ADDONS if addon != "runtime_class"},
 }
 SHOWN_CHARS = 80
 READ_CHARS = 1000

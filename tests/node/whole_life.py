@@ -46,8 +46,7 @@ VARIABLES: dict[str, Any] = {
     "preflight_disk_volumes_counted": False,
     "calico_network": "bridge",
     # An emulated processor: everything takes several times longer.
-    **dict.fromkeys(("calico_timeout_s", "control_plane_timeout_s", "worker_timeout_s", "storage_timeout_s"), 900),
-    "metrics_server_timeout_s": 900,
+    **dict.fromkeys(("calico_timeout_s", "control_plane_timeout_s", "worker_timeout_s", "addons_timeout_s"), 900),
 }
 # Pods find each other by these routes where the network is our own.
 OWN_NETWORK = {

@@ -11,7 +11,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=WHY_NOT),
     pytest.mark.skipif(not possible(), reason="one folder cannot be laid over another here"),
 ]
-ROLES = ("prometheus", "grafana", "node_exporter", "dcgm_exporter", "kube_state_metrics")
+ROLES = ("prometheus", "grafana", "addons")
 SOON = {f"{role}_timeout_s": "30" for role in ROLES} | {"kepler_power": "absent"}
 PROMETHEUS, STATE = "monitoring:prometheus", "monitoring:kube-state-metrics"
 
