@@ -59,6 +59,10 @@ CALICO_OF_137 = (
 RENAMED = {
     "nvidia_toolkit_gpu": "node_gpu",
     **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},
+    **{
+        f"{role}_apt_lock_timeout_s": "apt_lock_timeout_s"
+        for role in ("crio", "kubernetes_packages", "nvidia_driver", "nvidia_toolkit", "workload_image")
+    },
     **{f"{addon}_timeout_s": "addons_timeout_s" for addon in ADDONS if addon != "runtime_class"},
 }
 SHOWN_CHARS = 80

@@ -43,7 +43,7 @@ PLAY = """
   connection: local
   gather_facts: false
   vars_files: [{role}/defaults/main.yml, {role}/vars/main.yml]
-  vars: {{role_path: {role}, __versions_project: {role}/../.., apt_lock_timeout_s: 0}}
+  vars: {{role_path: {role}, __versions_project: {role}/../..}}
   tasks:
     - ansible.builtin.copy: {{dest: {out}, content: "{{{{ __workload_image_context | to_json }}}}"}}
 """
