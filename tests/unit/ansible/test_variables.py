@@ -207,7 +207,6 @@ TOGETHER = [
     {"device_plugin_sharing": "mps", "device_plugin_mig_strategy": "mixed"},
     {"device_plugin_sharing": "mps", "device_plugin_replicas": 49},
     {"device_plugin_mig_profiles": ["1g.5gb", "1g.5gb"], "device_plugin_mig_strategy": "none"},
-    {"runtime_class_name": "nvidia", "dcgm_exporter_runtime_class": "other"},
     {"storage_path": "/opt/ours/volumes", "workload_image_folder": "/opt/ours"},
 ]
 
