@@ -29,7 +29,7 @@ DOCUMENTATION = r"""
   }},
   "proxy": {"type": "dict", "default": {}, "no_log": true, "description": "http_proxy, https_proxy and no_proxy of the environment; never shown."},
   "links": {"type": "dict", "default": {}, "description": "Symbolic links as path and target; a real file in the way is an error."},
-  "absent": {"type": "list", "elements": "str", "default": [], "description": "Files that must not be there; patterns as a shell would read them. One that ends with a slash takes folders as well, with all that is in them. What O(files) and O(links) name stays."},
+  "absent": {"type": "list", "elements": "path", "default": [], "description": "Files that must not be there; patterns as a shell would read them, ~user too. One that ends with a slash takes folders as well, with all that is in them. What O(files) and O(links) name stays."},
   "emptied": {"type": "list", "elements": "str", "default": [], "description": "Folders that go as well where nothing is left in them."},
   "units": {"type": "list", "elements": "dict", "default": [], "description": "The units, in their order; those that are to be off before files are written or removed, the others afterwards.", "suboptions": {
     "name": {"type": "str", "required": true, "description": "The unit."},
