@@ -155,15 +155,9 @@ def _cron_field(field: str, least: int, most: int) -> bool:
 
 # What the expressions of kinds.yml may call.
 RULES = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)  # noqa: S701 - makes no page
-RULES.globals |= {
-    "address": address,
-    "amount": amount,
-    "certificate": certificate,
-    "cron": cron,
-    "date": dt.date.fromisoformat,
-}
-RULES.globals |= {"dotted": dotted, "driver": driver, "endpoint": endpoint, "network": network, "port_fits": port_fits}
-RULES.globals |= {"seconds": seconds, "whole_network": whole_network}
+RULES.globals["date"] = dt.date.fromisoformat
+for rule in (address, amount, certificate, cron, dotted, driver, endpoint, network, port_fits, seconds, whole_network):
+    RULES.globals[rule.__name__] = rule
 compiled = functools.cache(RULES.compile_expression)
 
 
