@@ -107,13 +107,9 @@ class Access:
         code, out, err = self.module.run_command(["openssl", *words])
         return int(code), str(out if code == 0 else err or out).strip()
 
-    def path(self, name: str) -> Path:
-        """A file of the folder."""
-        return self.folder / name
-
     def kept(self, name: str) -> str:
         """Text of a file of the folder; empty where there is none."""
-        path = self.path(name)
+        path = self.folder / name
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def keep(self, name: str, text: str) -> None:
@@ -122,9 +118,9 @@ class Access:
             return
         self.changed = True
         if not self.module.check_mode:
-            new = self.path(f".{name}.new")
+            new = self.folder / f".{name}.new"
             new.write_text(text, encoding="utf-8")
-            new.replace(self.path(name))
+            new.replace(self.folder / name)
 
     def close(self) -> None:
         """Nobody but root reads what is kept, whatever somebody has opened."""
@@ -136,13 +132,13 @@ class Access:
 
     def good(self, name: str) -> bool:
         """Whether a certificate is there with its key, is the authority's, and goes on long enough."""
-        certificate, key = self.path(f"{name}.crt"), self.path(f"{name}.key")
+        certificate, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         if not (certificate.exists() and key.exists()):
             return False
         lasts = self.openssl(
             "x509", "-noout", "-checkend", str(self.options["days_min"] * DAY_S), "-in", str(certificate)
         )
-        signed = self.openssl("verify", "-CAfile", str(self.path("ca.crt")), str(certificate))
+        signed = self.openssl("verify", "-CAfile", str(self.folder / "ca.crt"), str(certificate))
         theirs = self.openssl("x509", "-noout", "-pubkey", "-in", str(certificate))
         ours = self.openssl("pkey", "-pubout", "-in", str(key))
         return lasts[0] == signed[0] == theirs[0] == 0 and theirs == ours
@@ -158,13 +154,13 @@ class Access:
             words += ["-days", str(days), "-set_serial", f"0x{secrets.token_hex(16)}", "-subj", f"/CN={subject}"]
             # Without the machine's own settings, which may add extensions of their own.
             words += ["-config", "/dev/null", *(word for extension in extensions for word in ("-addext", extension))]
-            words += ["-CA", str(self.path(f"{by}.crt")), "-CAkey", str(self.path(f"{by}.key"))] if by else []
+            words += ["-CA", str(self.folder / f"{by}.crt"), "-CAkey", str(self.folder / f"{by}.key")] if by else []
             code, said = self.openssl(*words, "-keyout", str(key), "-out", str(certificate))
             if code != 0:
                 self.module.fail_json(msg=f"openssl made no certificate: {said}")
             # The key first: a certificate without its key is made anew by the next run.
-            key.replace(self.path(f"{name}.key"))
-            certificate.replace(self.path(f"{name}.crt"))
+            key.replace(self.folder / f"{name}.key")
+            certificate.replace(self.folder / f"{name}.crt")
 
     def certificates(self, service: str, address: str) -> None:
         """The authority and the service's own, each made where it is not good."""
@@ -237,7 +233,7 @@ class Access:
         login = base64.b64encode(f"{self.kept(f'{service}.user')}:{self.kept(f'{service}.password')}".encode()).decode()
         try:
             request = Request(f"{self.kept(f'{service}.url')}{path}", headers={"Authorization": f"Basic {login}"})  # noqa: S310
-            context = ssl.create_default_context(cafile=str(self.path("ca.crt")))
+            context = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
             opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
             with opener.open(request, timeout=ANSWER_S) as response:
                 return json.load(response)
