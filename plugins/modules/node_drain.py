@@ -10,6 +10,7 @@ from typing import Any
 
 from ..module_utils.documented import documented
 from ..module_utils.kubectl import kubectl
+from ..module_utils.waiter import conditions
 
 DOCUMENTATION = r"""
 {"module": "node_drain", "author": ["the project"], "short_description": "Cordons and drains a node as its pods and their disruption budgets allow, and undoes its own cordon only",
@@ -36,12 +37,6 @@ RETRY_S = 2.0
 def name_of(item: dict[str, Any]) -> str:
     """namespace/name."""
     return f"{item['metadata']['namespace']}/{item['metadata']['name']}"
-
-
-def is_true(item: dict[str, Any], condition: str) -> bool:
-    """Whether an object's condition holds."""
-    given = item.get("status", {}).get("conditions", [])
-    return any(one["type"] == condition and one["status"] == "True" for one in given)
 
 
 def controller(pod: dict[str, Any]) -> str:
@@ -77,7 +72,7 @@ def counts(pod: dict[str, Any], budget: dict[str, Any]) -> bool:
     """Whether evicting the pod takes one of the disruptions that its budget allows; one that does not run takes none."""
     if pod.get("status", {}).get("phase") == "Pending" or "deletionTimestamp" in pod["metadata"]:
         return False
-    if is_true(pod, "Ready"):
+    if "Ready" in conditions(pod):
         return True
     status = budget.get("status", {})
     healthy, wanted = status.get("currentHealthy", 0), status.get("desiredHealthy", 0)
@@ -140,7 +135,7 @@ class Drain:
         A pod that left a node which alone takes pods comes back to nowhere: then a budget has to allow all of its pods at once.
         """
         nodes = self.nodes()
-        others = [name for name in nodes if name != self.name and is_true(nodes[name], "Ready")]
+        others = [name for name in nodes if name != self.name and "Ready" in conditions(nodes[name])]
         others = [name for name in others if not nodes[name]["spec"].get("unschedulable")]
         found, passing, kept_by = [], True, dict[str, list[str]]()
         for budget in self.ask("poddisruptionbudgets", "--all-namespaces"):
@@ -225,7 +220,7 @@ class Drain:
         while True:
             node = self.nodes()[self.name]
             runs = node.get("status", {}).get("nodeInfo", {}).get("kubeletVersion", "")
-            if is_true(node, "Ready") and runs.startswith(f"v{wanted}" if wanted else ""):
+            if "Ready" in conditions(node) and runs.startswith(f"v{wanted}" if wanted else ""):
                 return
             if self.late():
                 self.fail(
