@@ -55,10 +55,6 @@ class NvidiaSmi:
     def __init__(self, module: Any) -> None:
         self.module = module
 
-    def there(self) -> bool:
-        """Whether the machine has it."""
-        return self.module.get_bin_path("nvidia-smi") is not None
-
     def run(self, *words: str) -> tuple[int, str]:
         """Exit code, and what it said on both streams."""
         code, out, err = self.module.run_command(["nvidia-smi", *words])

@@ -119,9 +119,8 @@ def features(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_str
 
 def read(module: Any, assumed: int) -> list[dict[str, Any]]:
     """Every device with its instances; stand-ins where nothing can be asked and some are assumed."""
-    smi = NvidiaSmi(module)
-    if smi.there():
-        return list(smi.devices())
+    if module.get_bin_path("nvidia-smi") is not None:
+        return NvidiaSmi(module).devices()
     if assumed == 0:
         module.fail_json(
             msg="there is no nvidia-smi on this machine, so its GPUs cannot be counted. Install the driver's"
@@ -131,26 +130,21 @@ def read(module: Any, assumed: int) -> list[dict[str, Any]]:
     return [{"index": index, **device} for index in range(assumed)]
 
 
-def virtual(devices: list[dict[str, Any]]) -> list[str]:
-    """Those that a hypervisor made: a vGPU's name ends with its memory in GB and the letter of its licence."""
-    return [f"GPU {one['index']} ({one['name']})" for one in devices if re.search(r"-\d{1,2}[ABCQ]$", one["name"])]
-
-
-def divided(devices: list[dict[str, Any]], profiles: list[str]) -> list[dict[str, Any]]:
-    """The devices as they are once the machine is divided into these instances; as they are for none."""
-    return [{**one, "mig": True, "instances": profiles} for one in devices] if profiles else devices
-
-
 def main() -> None:
     """Runs the module."""
     module = documented(DOCUMENTATION)
     asked = module.params
-    devices = divided(read(module, asked["assumed"]), asked["profiles"]) if asked["wanted"] else []
+    devices = read(module, asked["assumed"]) if asked["wanted"] else []
+    if asked["profiles"]:
+        # As they are once the machine is divided into these instances.
+        devices = [{**device, "mig": True, "instances": asked["profiles"]} for device in devices]
     if asked["wanted"] and not devices:
         module.fail_json(
             msg="the driver shows no GPU (`nvidia-smi -L` is empty): see `dmesg | grep -i nvrm`, or reboot."
         )
-    if guests := virtual(devices):
+    # A hypervisor makes a vGPU, whose name ends with its memory in GB and the letter of its licence.
+    virtual = [device for device in devices if re.search(r"-\d{1,2}[ABCQ]$", device["name"])]
+    if guests := [f"GPU {device['index']} ({device['name']})" for device in virtual]:
         module.warn(
             f"{asked['node']}: {', '.join(guests)} is a virtual GPU (vGPU). Without a licence it is slowed down after minutes (`nvidia-smi -q | grep"
             " -i licen`), its neighbours on the host are in every figure, and it has neither MIG nor locked clocks of its own."
