@@ -61,6 +61,10 @@ RENAMED = {
     "nvidia_toolkit_gpu": "node_gpu",
     **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},
     **{
+        f"{role}_upgrade": "upgrade_packages"
+        for role in ("crio", "kubernetes_packages", "nvidia_driver", "nvidia_toolkit")
+    },
+    **{
         f"{role}_apt_lock_timeout_s": "apt_lock_timeout_s"
         for role in ("crio", "kubernetes_packages", "nvidia_driver", "nvidia_toolkit", "workload_image")
     },

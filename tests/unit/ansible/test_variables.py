@@ -34,7 +34,7 @@ def refused(name, value):
 def test_every_variable_of_every_role_is_in_the_table_and_no_other():
     from_inventory = {name for name in TABLE.values if name not in OPTIONS}
     assert set(OPTIONS) <= set(TABLE.values)
-    others = "node_gpu upgrade_drain_timeout_s upgrade_drain_emptydir upgrade_drain_bare_pods kubernetes_minor apt_lock_timeout_s reboot_timeout_s versions_architecture node_address node_kubelet_arguments node_labels node_taints http_proxy https_proxy no_proxy"
+    others = "node_gpu upgrade_packages upgrade_drain_timeout_s upgrade_drain_emptydir upgrade_drain_bare_pods kubernetes_minor apt_lock_timeout_s reboot_timeout_s versions_architecture node_address node_kubelet_arguments node_labels node_taints http_proxy https_proxy no_proxy"
     assert {name for name in from_inventory if not name.startswith("mirror_")} == set(others.split())
 
 
