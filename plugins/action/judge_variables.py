@@ -57,6 +57,9 @@ CALICO_OF_137 = (
     " (operator-crds.yaml, tigera-operator.yaml), each with its sha256sum, and quay.io/tigera/operator:v1.44.0."
 )
 RENAMED = {
+    "crio_logins": "mirror_logins",
+    "crio_mirror": "mirror_images",
+    "crio_mirror_insecure": "mirror_images_insecure",
     "dcgm_exporter_runtime_class": "runtime_class_name",
     "nvidia_toolkit_gpu": "node_gpu",
     **{f"kubernetes_packages_drain_{name}": f"upgrade_drain_{name}" for name in ("timeout_s", "emptydir", "bare_pods")},

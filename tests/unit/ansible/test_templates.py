@@ -229,12 +229,12 @@ def test_crio_is_configured_as_toml():
 
 def test_registries_that_want_a_login_get_it_from_a_file_of_crio_s_own():
     logins = {"mirror.example:5000": "ada:se:cret", "other.example": "b:c"}
-    found = tree.template({"auth": (ROOT / "roles/crio/templates/auth.json.j2").read_text()}, {"crio_logins": logins})[
+    found = tree.template({"auth": (ROOT / "roles/crio/templates/auth.json.j2").read_text()}, {"mirror_logins": logins})[
         "auth"
     ]
     auths = json.loads(found)["auths"] if isinstance(found, str) else found["auths"]
     assert {host: base64.b64decode(one["auth"]).decode() for host, one in auths.items()} == logins
-    image = drop_in("crio", "crio.conf.j2", crio_logins=logins, __crio_auth="/etc/crio/auth.json")["crio"]["image"]
+    image = drop_in("crio", "crio.conf.j2", mirror_logins=logins, __crio_auth="/etc/crio/auth.json")["crio"]["image"]
     assert image["global_auth_file"] == "/etc/crio/auth.json"
 
 
@@ -250,7 +250,7 @@ def test_the_handler_has_its_monitor_or_crio_would_not_start():
 
 
 def test_every_registry_of_the_table_is_mirrored_under_its_own_name():
-    rendered = drop_in("crio", "registries.conf.j2", crio_mirror="mirror.example:5000", crio_mirror_insecure=True)
+    rendered = drop_in("crio", "registries.conf.j2", mirror_images="mirror.example:5000", mirror_images_insecure=True)
     locations = {one["prefix"]: one["mirror"][0] for one in rendered["registry"]}
     assert locations["quay.io"] == {"location": "mirror.example:5000/quay.io", "insecure": True}
     table = tree.variables()
@@ -325,7 +325,7 @@ def test_no_arithmetic_and_no_condition_takes_a_variable_as_text():
 
 
 def test_without_a_mirror_the_list_of_registries_is_empty_and_still_ours():
-    assert drop_in("crio", "registries.conf.j2", crio_mirror="") == {}
+    assert drop_in("crio", "registries.conf.j2", mirror_images="") == {}
 
 
 def test_crio_starts_anew_for_our_own_files_alone():
