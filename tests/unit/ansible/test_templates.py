@@ -229,9 +229,9 @@ def test_crio_is_configured_as_toml():
 
 def test_registries_that_want_a_login_get_it_from_a_file_of_crio_s_own():
     logins = {"mirror.example:5000": "ada:se:cret", "other.example": "b:c"}
-    found = tree.template({"auth": (ROOT / "roles/crio/templates/auth.json.j2").read_text()}, {"mirror_logins": logins})[
-        "auth"
-    ]
+    found = tree.template(
+        {"auth": (ROOT / "roles/crio/templates/auth.json.j2").read_text()}, {"mirror_logins": logins}
+    )["auth"]
     auths = json.loads(found)["auths"] if isinstance(found, str) else found["auths"]
     assert {host: base64.b64decode(one["auth"]).decode() for host, one in auths.items()} == logins
     image = drop_in("crio", "crio.conf.j2", mirror_logins=logins, __crio_auth="/etc/crio/auth.json")["crio"]["image"]
@@ -268,7 +268,7 @@ def test_the_failsafe_runs_before_the_kubelet():
 
 
 # What is quoted, or made of constants by a macro, which is looked at itself.
-QUOTED = re.compile(r"\{\{ (.+ \| (tojson|int|lower)|parts\.\w+\('[^{}|]*'\)) \}\}")
+QUOTED = re.compile(r"\{\{ (.+ \| (tojson|int|lower)|(parts\.\w+|object)\('[^{}|]*'\)) \}\}")
 # Constants of the templates themselves, sums that are hexadecimal, and what the judge of variables leaves no quote in.
 PLAIN = {
     *("ansible_managed", "job", "namespace", "path", "group", "chosen | join(', ')", "resource", "kind"),
@@ -278,6 +278,7 @@ PLAIN = {
     "'NodePort' if service_exposure == 'nodeport' else 'ClusterIP'",
     "'mps' if mps else 'timeSlicing'",
     *("daemon_set('mps-control-daemon')", "daemon_set('device-plugin')"),
+    *("object('apps/v1', 'DaemonSet', app, own)", "object('v1', 'ConfigMap', 'device-plugin', own)"),
 }
 STRUCTURED = [path for path in TEMPLATE_FILES.values() if path.name != "replicas.yaml.j2"]
 STRUCTURED.append(ROOT / "roles/addons/templates/parts.j2")
