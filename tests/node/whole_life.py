@@ -1,6 +1,6 @@
 """The whole life of a node on packages that are really built; prints what became of each step, and its seconds.
 
-    NODE_TEST_PACKAGES=/some/folder .venv/bin/python -m tests.node.whole_life
+    NODE_TEST_PACKAGES=/some/folder .venv/bin/python -m tests.node.whole_life [STEP ...]
 
 Not part of scripts/test-node, for the kernel is emulated (machine/emulated.py): as root, with qemu-system-x86_64, on two processors
 that nothing else uses, else the API server ends itself at its start. What the folder has is in mirror/real.py. Nobody's hand is
@@ -426,12 +426,17 @@ def beginning() -> Iterator[Life]:
 
 
 def main() -> int:
-    """Live through all of it; the exit status says whether every step was well."""
+    """Live through all of it, or the named steps in their order; the exit status says whether every step was well."""
+    by_name = {step.__name__: step for step in STEPS}
+    steps = [by_name[name] for name in sys.argv[1:] if name in by_name] or STEPS
+    if unknown := [name for name in sys.argv[1:] if name not in by_name]:
+        print(f"{', '.join(unknown)}: no step; there are {', '.join(by_name)}", file=sys.stderr)
+        return 2
     if VARIABLE not in os.environ:
         print(f"set {VARIABLE} to a folder with packages (tests/node/mirror/real.py)", file=sys.stderr)
         return 2
     with beginning() as life:
-        for step in STEPS:
+        for step in steps:
             if not live(life, step).well and step is converge:
                 break
     return int(not all(outcome.well for outcome in life.outcomes))

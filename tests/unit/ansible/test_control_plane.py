@@ -234,7 +234,7 @@ def test_an_older_cluster_gets_every_setting_and_keeps_its_own():
 def test_a_manifest_that_somebody_changed_is_seen_though_the_cluster_keeps_it_right():
     changed = {**TARGET, "scheduler": {}}
     unset, unkept, _ = reconciled(TARGET, running(changed))
-    assert (unset, unkept) == (["--profiling=false"], [])
+    assert (unset, unkept) == (["--leader-elect=false", "--profiling=false"], [])
 
 
 CHANGER = """\

@@ -114,6 +114,7 @@ def test_every_service_and_policy_selects_pods_that_exist():
         ),
         (lambda pod: pod["containers"][0]["resources"]["requests"].pop("cpu"), "requests"),
         (lambda pod: pod["containers"][0]["resources"].pop("limits"), "memory-limit"),
+        (lambda pod: pod["containers"][0]["readinessProbe"].pop("timeoutSeconds"), "probe-timeout"),
     ],
 )
 def test_each_rule_sees_what_it_is_for(change, rule):
