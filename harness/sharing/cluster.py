@@ -150,8 +150,9 @@ class SwitchedPlugin(AsLent):
         lent = {node: wanted.lent(count) for node, count in counts.items()}
         try:
             self._await(api, lent, wanted, limit_s, abort, notice, step)
-        except BackendError:
-            if not abort.is_set():
+        except BackendError as error:
+            # An API server that is away says nothing of the configuration.
+            if not abort.is_set() and not isinstance(error, ClusterError):
                 self.failed.add(wanted.name)
             raise
         self.failed.discard(wanted.name)

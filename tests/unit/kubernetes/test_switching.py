@@ -10,7 +10,7 @@ import yaml
 
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.preflight import Preflight
-from harness.errors import BackendError, IssueLevel
+from harness.errors import BackendError, ClusterError, IssueLevel
 from harness.sharing import device_plugin
 from harness.sharing.cluster import SWITCHED, SwitchedPlugin
 from harness.sharing.switch import Switch
@@ -294,6 +294,25 @@ def test_a_connection_that_is_lost_in_mid_switch_is_made_again(here, plugin, hea
     assert plugin.applied[-1] == "mps-2"
     here.mode.restore(here.api)
     assert LABEL not in plugin.labels
+
+
+def test_an_api_server_that_refuses_in_mid_switch_is_not_the_configurations_failure(here, plugin):
+    patched = []
+
+    def before(verb, target):
+        if patched:
+            raise Refusal(403, "Forbidden", "no longer")  # an outage would be waited out for minutes
+        patched.extend([verb] if verb == "patch" else [])
+        plugin(verb, target)
+
+    plugin.cluster.before = before
+    with pytest.raises(ClusterError):
+        switch(here, MPS)
+    plugin.cluster.before = plugin
+    plugin.deaf = frozenset({"mps-2"})
+
+    with pytest.raises(BackendError, match="not there after 10 s"):  # waited for as if it were the first time
+        switch(here, MPS)
 
 
 def test_two_campaigns_do_not_switch_one_node(here, plugin):
