@@ -235,12 +235,15 @@ def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
 def test_a_label_by_which_gpus_are_shared_that_changes_is_said_and_no_death(deploy, driver, deaths):
     deployment, _ = deploy(experiment(replicas=1))
 
-    driver.api.patch(
-        f"/api/v1/nodes/{driver.node}", {"metadata": {"labels": {"nvidia.com/gpu.sharing-strategy": "mps"}}}
-    )
+    def label(strategy):
+        labels = {"nvidia.com/gpu.sharing-strategy": strategy}
+        driver.api.patch(f"/api/v1/nodes/{driver.node}", {"metadata": {"labels": labels}})
+
+    label("mps")
     wait_for(lambda: deployment._monitor._remarks)
 
     [said] = deployment.stop(timeout_s=DRAINED_S)
+    label(None)  # the cluster is that of other tests, too
     assert "nvidia.com/gpu.sharing-strategy of node node-a was not there and became mps" in said
     assert deaths == []
 

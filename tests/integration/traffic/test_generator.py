@@ -18,7 +18,7 @@ from harness.replica.engine.readiness import takes_connections
 from harness.results.requests import GENERATED
 from harness.traffic.arrivals import of_targets
 from harness.traffic.generator import main
-from harness.traffic.records import BROKEN, UNANSWERED
+from harness.traffic.records import ABANDONED, BROKEN, UNANSWERED
 from tests.support.generated_load import ROOT, fake_service, plan_for, records, run, start
 from tests.support.ports import free_port
 from tests.support.processes import eventually
@@ -40,7 +40,7 @@ def test_every_intended_request_is_sent_and_answered_after_the_services_own_time
     assert np.diff(intended_ns).tolist() == np.diff(expected_ns).tolist()
     # On a busy machine the last of them are not answered in time.
     answered = found[found["status"] == 200]
-    assert set(found["status"]) <= {200, UNANSWERED}
+    assert set(found["status"]) <= {200, ABANDONED}
     assert len(answered) > 0
     assert (answered["latency_ns"] >= 5_000_000).all()
     assert found["send_error_ns"].min() >= 0
@@ -54,7 +54,7 @@ def test_two_servers_get_a_stream_each(tmp_path):
         found = run(plan_for(first, tmp_path, targets=targets, rate=100.0, duration_s=1.0))
 
     assert len(found) == pytest.approx(200, abs=60)
-    assert set(found["status"]) <= {200, UNANSWERED}
+    assert set(found["status"]) <= {200, ABANDONED}
 
 
 def test_too_few_clients_show_as_late_sends_and_not_as_a_lower_rate(tmp_path):
@@ -227,5 +227,7 @@ def test_a_load_pod_sends_its_shard_and_hands_out_the_log(tmp_path):
 
     assert len(found) > 0
     assert set(found["replica"].tolist()) == {1}
-    assert (found["status"] == 200).all()
+    # Those that were on their way at the end have no answer.
+    assert 200 in found["status"]
+    assert {*found["status"].tolist()} <= {200, ABANDONED}
     assert pod.returncode == 0

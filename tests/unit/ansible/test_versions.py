@@ -96,9 +96,10 @@ def installed_packages():
         one["name"]
         for one in tree.load(ROOT / "roles/kubernetes_packages/vars/main.yml")["__kubernetes_packages_pinned"]
     ]
-    for path in ("crio/tasks/main.yml", "nvidia_toolkit/tasks/gpu.yml"):
-        for task in tree.load(ROOT / "roles" / path):
-            found += [one["name"] for one in task.get("deb_pinned", {}).get("packages", ())]
+    toolkit = tree.load(ROOT / "roles/nvidia_toolkit/vars/main.yml")["__nvidia_toolkit_pinned_packages"]
+    found += [package["name"] for package in toolkit]
+    for task in tree.load(ROOT / "roles/crio/tasks/main.yml"):
+        found += [package["name"] for package in task.get("deb_pinned", {}).get("packages", ())]
     return found
 
 

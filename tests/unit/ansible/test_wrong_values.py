@@ -265,9 +265,8 @@ def wrong_value(may, draw):
         )
     if "choices" in may:
         choice = draw.choice(may["choices"])
-        return draw.choice(
-            [choice.upper(), f"{choice} ", f"{choice}\n", choice[:-1], f"{choice}{choice}", "", None, True, [choice]]
-        )
+        near = [choice.upper(), f"{choice} ", f"{choice}\n", choice[:-1], f"{choice}{choice}", "", None, True, [choice]]
+        return draw.choice([value for value in near if value not in may["choices"]])
     return wrong_text(may["of"], draw)
 
 
