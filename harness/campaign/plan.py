@@ -236,17 +236,15 @@ def estimate(experiments: Sequence[ExperimentSpec]) -> CampaignCost:
 
 def _start_s(experiment: ExperimentSpec) -> float:
     layered = experiment.condition is not None and experiment.condition.layer is not None
-    replicas = {(experiment.workload.can_fork and not layered): experiment.replicas}
-    for neighbour in experiment.neighbours:
-        can_fork = neighbour.workload.can_fork
-        replicas[can_fork] = replicas.get(can_fork, 0) + neighbour.replicas
-    starts = [
-        (START_S[experiment.timing.start if can_fork else "fresh"], count) for can_fork, count in replicas.items()
-    ]
-    # They start side by side: the slowest kind, and for each replica what it adds.
-    return max(start_s for (start_s, _), _ in starts) + sum(
-        of_a_replica_s * count for (_, of_a_replica_s), count in starts
-    )
+    groups = [(experiment.workload.can_fork and not layered, experiment.replicas)]
+    groups += [(neighbour.workload.can_fork, neighbour.replicas) for neighbour in experiment.neighbours]
+    # They start side by side: the slowest group, and for each replica what it adds.
+    slowest_s = added_s = 0.0
+    for can_fork, replicas in groups:
+        start_s, of_a_replica_s = START_S[experiment.timing.start if can_fork else "fresh"]
+        slowest_s = max(slowest_s, start_s)
+        added_s += of_a_replica_s * replicas
+    return slowest_s + added_s
 
 
 def most(spec: CampaignSpec) -> CampaignCost:
