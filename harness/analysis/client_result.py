@@ -345,8 +345,8 @@ def _figures(requests: ClientRequests) -> Document:
             for what in ("latency", "ttft", "ttfo", "tpot", "itl", "send_error")
         },
         "token_sources": token_sources(requests.well),
-        "input_tokens_per_s": round(requests.tokens_per_s("input_tokens"), 6),
-        "output_tokens_per_s": round(requests.tokens_per_s("output_tokens"), 6),
+        "input_tokens_per_s": round(requests.input_tokens_per_s, 6),
+        "output_tokens_per_s": round(requests.output_tokens_per_s, 6),
     }
 
 

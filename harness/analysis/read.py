@@ -29,7 +29,7 @@ from harness.results.manifest import Manifest, read_manifest
 from harness.results.requests import NS_PER_S, RequestTable, Rows, Window, gaps, is_of_requests, read
 from harness.spec import CampaignSpec
 from harness.spec.model import first_in_words
-from harness.traffic.records import CANCELLED, NOT_SENT, OK, TokenSource
+from harness.traffic.records import ABANDONED, CANCELLED, NOT_SENT, OK, TokenSource
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,9 +93,26 @@ class ClientRequests:
             raise NotMeasuredError(absent if len(self.well) else _NO_REQUEST)
         return values
 
-    def tokens_per_s(self, column: str) -> float:
-        """Of ``input_tokens`` or ``output_tokens``, of the requests that were answered well."""
-        return int(self.well[column].clip(0).sum()) / self.window.duration_s
+    @property
+    def input_tokens_per_s(self) -> float:
+        """Of the requests that were answered well."""
+        return int(self.well["input_tokens"].clip(0).sum()) / self.window.duration_s
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Tokens that arrived in the recording, of answers that ended well or that the client left when the load ended.
+
+        A stream's first token came when it was seen, the others evenly from it to the end; the tokens of what is no stream came at its
+        end. Answers counted as a whole when they end would make a few long ones that end just before or after a figure of chance.
+        """
+        over = self.under_way[np.isin(self.under_way["status"], (OK, ABANDONED))]
+        whole, tokens = self.well["output_tokens"].clip(0), over["output_tokens"].clip(0)
+        # An answer that was left says no number: its pieces count, each as many tokens as those of the others.
+        pieces = self.well["pieces"].clip(0)
+        per_piece = whole[pieces > 0].sum() / pieces.sum() if pieces.any() else 1.0
+        tokens = np.where(over["status"] == OK, tokens, over["pieces"].clip(0) * per_piece)
+        arrived = _arrived(self.well, whole, self.window) + _arrived(over, tokens, self.window)
+        return arrived / self.window.duration_s
 
     def milliseconds(self, what: str) -> dict[str, float]:
         """Mean and percentiles of ``what``, as far as the sample supports them: a p99 takes 100 requests."""
@@ -149,6 +166,18 @@ def times_ns(rows: Rows, what: str) -> Floats:
     spent_ns = np.where(streamed & (further > 0), rows["end_ns"] - rows["first_token_ns"], np.nan)
     per_token_ns: Floats = spent_ns / np.maximum(further, 1)
     return per_token_ns
+
+
+def _arrived(rows: Rows, tokens: Array, window: Window) -> float:
+    """How many of the ``tokens`` of each row arrived in the window."""
+    begin_ns, over_ns = round(window.begin_s * NS_PER_S), round(window.end_s * NS_PER_S)
+    first_ns, end_ns = rows["first_token_ns"], rows["end_ns"]
+    streamed = (first_ns >= 0) & (end_ns > first_ns) & (rows["token_source"] != TokenSource.USAGE_WITH_HIDDEN)
+    inside_ns = np.minimum(end_ns, over_ns) - np.maximum(first_ns, begin_ns)
+    evenly = inside_ns.clip(0) / np.maximum(end_ns - first_ns, 1)
+    further = tokens - np.minimum(tokens, 1)
+    of_streams = np.minimum(tokens, 1) * window.holds(first_ns) + further * evenly
+    return float(np.where(streamed, of_streams, tokens * window.holds(end_ns)).sum())
 
 
 def count_statuses(rows: Rows) -> dict[str, int]:

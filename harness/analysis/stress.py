@@ -365,7 +365,7 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
 def _served(data: ExperimentData) -> ServedLoad | None:
     if not (slo := read_objective(data.folder)):
         return None
-    tokens = data.requests.tokens_per_s("output_tokens")
+    tokens = data.requests.output_tokens_per_s
     joules = _measured(lambda: Run(data).energy_j[0] / (tokens * data.duration_s) * 1000) if tokens else None
     gpus = data.manifest.gpus_paid
     return ServedLoad(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)

@@ -149,6 +149,7 @@ class Attempt:
                 summary,
                 open_loop=experiment.workload.open_loop,
                 in_flight=experiment.workload.in_flight,
+                rate_window_s=experiment.timing.window_s,
                 waiting=waiting(condition),
             ),
             *self.of_machine,

@@ -37,9 +37,10 @@ def judge_data(
     *,
     open_loop: bool = False,
     in_flight: int = 1,
+    rate_window_s: float | None = None,
     waiting: Collection[str] = (),
 ) -> list[Finding]:
-    """What the files of an attempt say; nothing, where nothing was recorded. The last three: as of ``judge``."""
+    """What the files of an attempt say; nothing, where nothing was recorded. The last four: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
     logged = partial(
@@ -50,7 +51,13 @@ def judge_data(
         late_s=summary.answered_within_s or 0.0,
     )
     findings = judge(
-        folder, rows=summary.rows, logged=logged, open_loop=open_loop, in_flight=in_flight, waiting=waiting
+        folder,
+        rows=summary.rows,
+        logged=logged,
+        open_loop=open_loop,
+        in_flight=in_flight,
+        rate_window_s=rate_window_s,
+        waiting=waiting,
     )
     return [*findings, *held_back(folder / TELEMETRY)]
 

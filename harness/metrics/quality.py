@@ -21,6 +21,7 @@ from harness.metrics.catalogue import (
     ESSENTIAL_SOURCES,
     PRESSURE_SOURCES,
     PROCESS_SOURCES,
+    REPLICA_SOURCES,
     Kind,
     Level,
     Metric,
@@ -92,6 +93,7 @@ def judge(
     logged: Logged | None = None,
     open_loop: bool = False,
     in_flight: int = 1,
+    rate_window_s: float | None = None,
     waiting: Collection[str] = (),
 ) -> list[Finding]:
     """Judge the metric CSVs of one experiment, finished or not.
@@ -101,6 +103,7 @@ def judge(
         logged: what the replicas' own logs hold, to compare their counters with; None: not compared.
         open_loop: requests come at times of their own, so that throughput varies as those do.
         in_flight: else, how many requests each measured replica has at any time.
+        rate_window_s: over which rates and quantiles were taken; None: not known, and longer than any request.
         waiting: neighbours that do nothing until their time: what they lack is no flaw, and the others have two states.
     """
     try:
@@ -122,16 +125,21 @@ def judge(
         if neighbour not in waiting
     ]
     findings = [*_grid(experiment, rows)]
-    # Whether a request ends in a row is up to those who ask, where they come at times of their own.
-    findings += _gaps(groups, bursty | {""} if open_loop else bursty)
+    turn_s, turn_share = _turn(experiment, in_flight)
+    # Whether a request ends in a row is up to those who ask, where they come at times of their own, and up to the requests where they
+    # take longer than that.
+    may_lack = open_loop or (rate_window_s is not None and turn_s > rate_window_s)
+    may_rest = may_lack or turn_share > ZERO_SHARE
+    findings += _gaps(groups, bursty | {""} if may_lack else bursty)
     for metric, neighbour, named in groups:
-        findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
+        rests = open_loop or (may_rest and metric.source in REPLICA_SOURCES)
+        findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, may_rest=rests)
     findings += _replicas(experiment, bursty, waiting, in_flight=None if open_loop else in_flight)
     findings += _saturation(experiment)
     if logged is not None:
         findings += _counts(experiment, logged, waiting)
     if not (open_loop or "" in bursty or waiting):  # these vary by nature
-        findings += _steadiness(experiment)
+        findings += _steadiness(experiment, in_flight)
     return findings
 
 
@@ -191,7 +199,7 @@ def _gaps(
 
 
 def _metric(
-    metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool, open_loop: bool
+    metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool, may_rest: bool
 ) -> Iterator[Finding]:
     """No value at all, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
     if not any(len(series.present) for series in named.values()):
@@ -210,8 +218,8 @@ def _metric(
             yield Finding(Severity.INFO, ReasonCode.NO_VALUE, metric.name, message)
         yield from _bounds(metric, name, series)
     if metric.nonzero_expected and not bursty:
-        # At a rate, a row without work says that nothing was asked in it; every row, that nothing was done.
-        yield from _zeros(metric, named, ZERO_SHARE if neighbour or not open_loop else _ALL_BUT_ROUNDING)
+        # Where a replica may rest, a row without work says that nothing was asked or ended in it; every row, that nothing was done.
+        yield from _zeros(metric, named, ZERO_SHARE if neighbour or not may_rest else _ALL_BUT_ROUNDING)
 
 
 def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Finding]:
@@ -310,6 +318,17 @@ def _replicas(
             yield Finding(Severity.INVALID if invalid else Severity.DEGRADED, code, "total_count", message, advice)
 
 
+def _turn(experiment: ExperimentColumns, in_flight: int) -> tuple[float, float]:
+    """How long the slowest measured replica may take until one of its requests ends: seconds, and as a share of the recording."""
+    totals, slowest = experiment.metrics.get("total_count", {}), (0.0, 0.0)
+    for replica in range(experiment.replicas):
+        series = totals.get(f"replica-{replica}")
+        if series is not None and (served := _growth(series.values)) > 0:
+            share = REQUESTS_IN_TURN * in_flight / served
+            slowest = max(slowest, (share * float(series.elapsed_s[-1] - series.elapsed_s[0]), share))
+    return slowest
+
+
 def _counts_of_replicas(experiment: ExperimentColumns, waiting: Collection[str]) -> dict[str, np.ndarray]:
     """The counter of every measured replica, and of every neighbour's but those that wait; nothing where it was not asked for."""
     totals = experiment.metrics.get("total_count")
@@ -359,13 +378,14 @@ def _counts(experiment: ExperimentColumns, logged: Logged, waiting: Collection[s
             yield Finding(Severity.DEGRADED, ReasonCode.COUNTS_DISAGREE, "total_count", message, advice)
 
 
-def _steadiness(experiment: ExperimentColumns) -> Iterator[Finding]:
-    """Whether throughput had settled."""
+def _steadiness(experiment: ExperimentColumns, in_flight: int) -> Iterator[Finding]:
+    """Whether throughput had settled, where a window holds some turns of all requests in flight: they may end together."""
     series = experiment.metrics.get("throughput", {}).get(POOLED)
     if series is None or not len(series.present):
         return
     served = experiment.metrics.get("total_count", {}).get(POOLED)
-    few = served is not None and 0 < _growth(served.values) < REQUESTS_PER_WINDOW * WINDOWS
+    in_window = max(REQUESTS_PER_WINDOW, REQUESTS_IN_TURN * in_flight * experiment.replicas)
+    few = served is not None and 0 < _growth(served.values) < in_window * WINDOWS
     state = steady_state(series.values)
     if few or not state.judged:
         why = "There are too few requests" if few else "The recording is too short"

@@ -272,6 +272,8 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
         rows=manifest.rows,
         logged=logged,
         open_loop=experiment.workload.open_loop,
+        in_flight=experiment.workload.in_flight,
+        rate_window_s=experiment.timing.window_s,
         waiting=waiting(experiment.condition),
     )
     for finding in findings:

@@ -78,7 +78,7 @@ Every experiment is judged from its files, and again by `harness verify`:
 | a series with fewer rows than the grid | degraded |
 | more than {missing:.0%} of a series' values missing | degraded |
 | a value beyond its metric's bounds (rates may overshoot by {slack:.0%}) | degraded |
-| 0 in more than {zero:.0%} of the rows where a working replica cannot show 0 | degraded |
+| 0 in more than {zero:.0%} of the rows where a working replica cannot show 0 (not where requests take longer) | degraded |
 | one replica served nothing, or nothing in the last {stall:.0%} of the recording (with {few} or more due; closed loop: {in_turn} per request in flight) | degraded |
 | a quantile in the highest bucket ({top:g} s): cut off, not measured | degraded |
 | counter and raw latency log differ by more than {count:.0%} | degraded |

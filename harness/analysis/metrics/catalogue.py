@@ -309,8 +309,8 @@ _OWN = (
         "output_tokens_per_s",
         "Output tokens",
         "tokens/s",
-        "Tokens of the answers that ended well within the recording, per second.",
-        lambda run: run.data.requests.tokens_per_s("output_tokens"),
+        "Tokens that arrived within the recording, per second; those of a stream evenly from its first to its end.",
+        lambda run: run.data.requests.output_tokens_per_s,
         of=_streams,
     ),
     _more(
@@ -318,7 +318,7 @@ _OWN = (
         "Output tokens per GPU",
         "tokens/s",
         "Output tokens per second, by the GPUs that the replicas were on.",
-        lambda run: run.data.requests.tokens_per_s("output_tokens") / run.gpus,
+        lambda run: run.data.requests.output_tokens_per_s / run.gpus,
         of=_streams,
     ),
     _more(

@@ -15,7 +15,7 @@ from harness.metrics.quality import Severity
 from harness.results.requests import ANSWER, ANSWERS_LOG, CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
 from harness.spec import ConditionSpec, NeighbourSpec, Sharing, SloSpec, WorkloadSpec
 from harness.spec.sweep import Per, SweepKind, SweptLoad
-from harness.traffic.records import CLIENT_FIELDS, NONE, TokenSource
+from harness.traffic.records import ABANDONED, CLIENT_FIELDS, NONE, TokenSource
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -95,10 +95,36 @@ def test_the_figures_are_those_of_the_requests_that_ended_in_the_recording(tmp_p
     assert (results["requests"], results["achieved_per_s"]) == (300, 30)
     assert (results["latency_ms"]["p50"], results["latency_ms"]["p99"]) == (100, 200)
     assert (results["ttft_ms"]["p50"], results["itl_ms"]["p99"]) == (40, 9)
-    assert (results["input_tokens_per_s"], results["output_tokens_per_s"]) == (300, 600)
+    assert results["input_tokens_per_s"] == 300
+    # 300 answers of 20 tokens, of which the four that began before the recording brought 49.5 before it.
+    assert results["output_tokens_per_s"] == pytest.approx((6000 - 49.48) / 10, rel=1e-6)
     assert [each["requests"] for each in content["by_server"].values()] == [200, 100]
     assert findings == []
     assert "slo" not in content
+
+
+def test_a_token_counts_when_it_arrives_and_not_when_its_answer_ends(tmp_path):
+    # Three answers of 20 tokens in 19 s: two lie half in the recording of 10 s, one begins before it and ends after it.
+    long = [(1009.5, 19000, 0.001, 9, 200), (1019.5, 19000, 0.001, 9, 200), (1014.5, 19000, 0.001, 9, 200)]
+    whole = [(1005.0, 500, -1e-6, -1e-6, 200)]  # no stream: all of it came at its end
+    outside = [(999.0, 900, 0.001, 9, 200), (1005.0, 900, 0.001, 9, 500)]  # over before it, or failed
+    replica(tmp_path, 0, [*long, *whole, *outside])
+
+    results = judged(tmp_path)[0]["results"]
+
+    assert results["output_tokens_per_s"] == pytest.approx((9.5 + 10.5 + 10 + 20) / 10, rel=1e-4)
+
+
+def test_of_an_answer_that_the_client_left_the_pieces_count(tmp_path):
+    # Both begin at 1000.5; one ends with 20 tokens in 10 pieces, the other has come to 30 pieces when it is left, 5 s after the recording.
+    replica(tmp_path, 0, [(1009.5, 9000, 0.001, 9, 200), (1015.0, 14500, 0.001, 9, ABANDONED)])
+    pieces = np.zeros(2, ANSWER)
+    pieces["pieces"], pieces["token_source"] = (10, 30), (TokenSource.USAGE, NONE)
+    pieces.tofile(tmp_path / "replicas" / "replica-0" / ANSWERS_LOG)
+
+    arrived = 20 + 1 + 59 * 9.5 / 14.5
+
+    assert judged(tmp_path)[0]["results"]["output_tokens_per_s"] == pytest.approx(arrived / 10, rel=1e-4)
 
 
 def test_failures_are_counted_by_kind_and_degrade(tmp_path):

@@ -411,6 +411,30 @@ def test_a_closed_loop_has_stopped_only_where_no_request_takes_as_long(judged, i
     assert flaws(judged(change, in_flight=in_flight)) == expected
 
 
+def test_of_a_closed_loop_whose_requests_take_long_rows_without_one_are_no_flaw(judged):
+    # 10 requests of each replica, two at a time, in 60 rows: each takes 10 rows, and both end together.
+    def change(columns):
+        everywhere(total_count=[float(2 * (k // 10)) for k in range(ROWS)])(columns)
+        everywhere(throughput=[0.2 if k % 10 < 4 else 0.0 for k in range(ROWS)])(columns)
+        some("latency_p50", "replica-0", slice(5, 10), QUIET)(columns)
+
+    assert {f.code for f in judged(change, in_flight=2, rate_window_s=4 * STEP_S) if f.severity is not Severity.INFO} == set()
+    short = flaws(judged(change, in_flight=2, rate_window_s=30 * STEP_S))
+    assert degraded(ReasonCode.MISSING_VALUES, "latency_p50") in short
+
+
+@pytest.mark.parametrize(("in_flight", "judged_unsteady"), [(1, True), (64, False)])
+def test_steadiness_is_judged_only_where_a_window_holds_some_turns(judged, in_flight, judged_unsteady):
+    # 20 requests a row in 60 rows: a window of 6 rows holds 120 of them, fewer than two turns of 64 in flight at each of the replicas.
+    def change(columns):
+        setting(total_count__all=[20.0 * k for k in range(ROWS)])(columns)
+        setting(throughput__all=[25.0 if k // 6 % 2 else 15.0 for k in range(ROWS)])(columns)
+
+    found = judged(change, in_flight=in_flight)
+    assert (degraded(ReasonCode.UNSTEADY, "throughput") in flaws(found)) is judged_unsteady
+    assert (ReasonCode.STEADINESS_UNKNOWN in {f.code for f in found}) is not judged_unsteady
+
+
 def test_a_server_asked_at_a_rate_that_computes_in_no_row_at_all_degrades(judged):
     found = flaws(judged(setting(cpu_usage__replica_0=0.0), open_loop=True))
     assert found == {degraded(ReasonCode.ZEROS, "cpu_usage")}
