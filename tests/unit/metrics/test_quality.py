@@ -418,7 +418,9 @@ def test_of_a_closed_loop_whose_requests_take_long_rows_without_one_are_no_flaw(
         everywhere(throughput=[0.2 if k % 10 < 4 else 0.0 for k in range(ROWS)])(columns)
         some("latency_p50", "replica-0", slice(5, 10), QUIET)(columns)
 
-    assert {f.code for f in judged(change, in_flight=2, rate_window_s=4 * STEP_S) if f.severity is not Severity.INFO} == set()
+    assert {
+        f.code for f in judged(change, in_flight=2, rate_window_s=4 * STEP_S) if f.severity is not Severity.INFO
+    } == set()
     short = flaws(judged(change, in_flight=2, rate_window_s=30 * STEP_S))
     assert degraded(ReasonCode.MISSING_VALUES, "latency_p50") in short
 
