@@ -298,7 +298,9 @@ def reset(life: Life) -> str:
     done(life.playbooks().run("playbooks/reset.yml", reset_confirmed=True))
     pattern = "cri-o|crio|kube|cri-tools|etcd|local-path|harness"
     left = life.machine.output(
-        f"(dpkg-query -W -f '${{Package}}\\n'; find /etc /opt /usr/local /var/lib -xdev -type f) | grep -E '{pattern}' || true"
+        # apt forgets the lists of a repository that went the next time that it asks.
+        "(dpkg-query -W -f '${Package}\\n'; find /etc /opt /usr/local /var/lib -xdev -path /var/lib/apt/lists -prune -o -type f -print)"
+        f" | grep -E '{pattern}' || true"
     )
     if left:
         raise LifeError(f"left behind: {left}")
