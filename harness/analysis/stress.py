@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from harness.analysis.format import number, quantity, replicas_in_words, under, with_interval
+from harness.analysis.metrics.catalogue import joules_per_1000_tokens
 from harness.analysis.metrics.run import Run
 from harness.analysis.metrics.traced import memory_peak_percent
 from harness.analysis.objective import read_objective, unmet
@@ -365,9 +366,8 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
 def _served(data: ExperimentData) -> ServedLoad | None:
     if not (slo := read_objective(data.folder)):
         return None
-    tokens = data.requests.output_tokens_per_s
-    joules = _measured(lambda: Run(data).energy_j[0] / (tokens * data.duration_s) * 1000) if tokens else None
-    gpus = data.manifest.gpus_paid
+    tokens, gpus = data.requests.output_tokens_per_s, data.manifest.gpus_paid
+    joules = _measured(lambda: joules_per_1000_tokens(Run(data)))
     return ServedLoad(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "examples/h200/README.md").read_text()
 CLUSTER = (ROOT / "examples/h200-cluster/README.md").read_text()
+BUSY = (ROOT / "examples/busy-engine/README.md").read_text()
 TWO_GPUS = (ROOT / "examples/two-gpus/README.md").read_text()
 PAGE_COLUMNS = (  # as the summaries of format 1 call them; now latency_p50_exact and so on
     ("throughput", 1),
@@ -221,3 +222,27 @@ def test_the_model_of_the_engine_s_campaign_has_its_weights_and_a_token_for_each
     assert (shape["architectures"], shape["num_hidden_layers"]) == (["LlamaForCausalLM"], 1)
     assert len(words) == shape["vocab_size"] == 32_000
     assert f"python {program.relative_to(ROOT)} /tmp/model" in (ROOT / "examples/h200/engine.yaml").read_text()
+
+
+def test_the_page_of_the_busy_engine_says_what_its_set_measured():
+    (archive,) = ROOT.glob("examples/busy-engine/*.tar.xz")
+    keys = ["replicas", "sharing", "mps_limits", "load", "measure"]
+    measured = (
+        harness.load(archive).summary().set_index(keys)[["mean", "ci95_low", "ci95_high", "runs"]].T.to_dict("list")
+    )
+    rows = rows_of_table(BUSY, "## What sharing costs it")
+    assert len(rows) == 8
+    at_32 = (("ttft_p50_exact", 1e3), ("tpot_p50_exact", 1e3), ("gpu_sm_active", 1), ("energy_per_1000_tokens", 1))
+    columns = [*((load, "output_tokens_per_s", 1) for load in (4, 8, 16, 32)), *((32, *column) for column in at_32)]
+    for servers, mode, starts, *told in rows:
+        sharing, _, limit = mode.replace(" of the SMs each", "").lower().partition(", ")
+        for text, (load, measure, scale) in zip(told, columns, strict=True):
+            mean, low, high, runs = measured[int(servers), sharing, limit.upper(), load, measure]
+            value, _, half = text.replace(",", "").rstrip("%").partition(" ± ")
+            assert runs == int(starts)
+            assert f"{mean * scale:.{len(value.partition('.')[2])}f}" == value
+            true_half = (high - low) / 2 * scale
+            if half.startswith("<"):
+                assert true_half < float(half[1:])
+            elif half:
+                assert float(half) == pytest.approx(true_half, rel=0.06, abs=0.5)

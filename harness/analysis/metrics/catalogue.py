@@ -138,6 +138,14 @@ def _energy(run: Run) -> float:
     raise NotMeasuredError("nothing was served")
 
 
+def joules_per_1000_tokens(run: Run) -> float:
+    """Energy of all GPUs by the output tokens that arrived in the recording, in thousands. Raises NotMeasuredError."""
+    total_j, _ = run.energy_j
+    if tokens := run.data.requests.output_tokens_per_s * run.data.duration_s:
+        return total_j / tokens * 1000
+    raise NotMeasuredError("no token arrived")
+
+
 def _sm_active(run: Run) -> float:
     run.devices("gpu_utilization")  # without a GPU, its reason
     return run.telemetry_mean("sm_active_percent")
@@ -319,6 +327,14 @@ _OWN = (
         "tokens/s",
         "Output tokens per second, by the GPUs that the replicas were on.",
         lambda run: run.data.requests.output_tokens_per_s / run.gpus,
+        of=_streams,
+    ),
+    _less(
+        "energy_per_1000_tokens",
+        "GPU energy per 1,000 output tokens",
+        "J",
+        "Energy of all GPUs over the recording (idle power included), by its output tokens.",
+        joules_per_1000_tokens,
         of=_streams,
     ),
     _more(

@@ -8,6 +8,7 @@ import pytest
 
 from harness.analysis import summary
 from harness.analysis.campaign import analyse
+from harness.analysis.metrics.run import Run
 from harness.analysis.pages.tables import short_tables
 from harness.analysis.read import read_experiment
 from harness.results.requests import NS_PER_S, gaps, read
@@ -83,6 +84,13 @@ def test_the_summary_has_the_rates_of_the_request_table(analysis, name):
     assert all(exact)
     assert [run.figures[name] for run in analysis.experiments] == pytest.approx(exact, rel=1e-12)
     assert float(lines[name]["mean"]) == pytest.approx(np.mean(exact), rel=1e-12)
+
+
+def test_the_energy_of_1000_tokens_is_that_of_the_tokens_in_the_recording(analysis):
+    for run in analysis.experiments:
+        tokens = rates_of_the_table(run.data.folder)["output_tokens_per_s"] * run.data.duration_s
+        joules, _ = Run(run.data).energy_j
+        assert run.figures["energy_per_1000_tokens"] == pytest.approx(1000 * joules / tokens, rel=1e-12)
 
 
 @pytest.mark.parametrize("what", ["ttft", "ttfo", "itl", "tpot", "latency"])
