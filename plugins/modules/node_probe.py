@@ -166,12 +166,22 @@ SIOCGIFADDR = 0x8915
 UP, GLOBAL = 0x1, "00"
 
 
+def leads_inside(name: str) -> bool:
+    """Whether it is a bridge to this machine's own pods, containers or virtual machines alone, whatever its maker called it."""
+    ports = SYS / "class/net" / name / "brif"
+    if not ports.is_dir():
+        return False
+    net = [SYS / "class/net" / port.name for port in ports.iterdir()]
+    # Whoever reaches another machine is a device, or of a type that has a name: a bond, a VLAN.
+    return not any((port / "device").exists() or "DEVTYPE=" in (read(port / "uevent") or "") for port in net)
+
+
 def interfaces() -> dict[str, str]:
     """The first IPv4 address of every interface of the machine itself that has one."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            if CLUSTER_INTERFACES.fullmatch(name):
+            if CLUSTER_INTERFACES.fullmatch(name) or leads_inside(name):
                 continue
             with suppress(OSError):  # it has none
                 answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))

@@ -372,11 +372,14 @@ def change_address(life: Life) -> str:
     life.machine.ssh(
         f"ip address add {OTHER_ADDRESS}/24 dev eth0 && ip route replace {route} proto static src {OTHER_ADDRESS}"
     )
+    life.machine.reach_at(OTHER_ADDRESS)
+    life.machine.ssh(f"ip address del {ADDRESSES[0]}/24 dev eth0")
     run = life.playbooks().run(NODE_STAGE)
     said = " ".join(task.message for task in run.failed)
     if run.status == 0 or ADDRESSES[0] not in said or run.changed:
         raise LifeError(f"not refused with the address to restore: {run.explain()}")
-    life.machine.ssh("networkctl reconfigure eth0")
+    life.machine.ssh("systemd-run --collect --quiet networkctl reconfigure eth0")  # which may end this connection
+    life.machine.reach_at(ADDRESSES[0])
     return f"refused; restored: {unchanged(life.playbooks().run(*CLUSTER_STAGES))}"
 
 

@@ -58,11 +58,11 @@ class Namespace:
         self._slirp: subprocess.Popen[bytes] | None = None
         self._socat: subprocess.Popen[bytes] | None = None
         self._first_pid = self._wait_for_first_process()
-        self.ssh_port = free_port()
         if beside is None:
             self._connect()
             self._lead_to_the_mirror(mirror_port)
-        self._plug_in()
+        self._set_up(PORT.format(tap=self.tap))
+        self.ssh_port = self.forward_ssh(self.address)
 
     def inside_network(self) -> list[str]:
         """Prefix of a command that runs in this network, and otherwise outside."""
@@ -72,6 +72,15 @@ class Namespace:
         """Prefix a command so that it runs inside, ended with the namespace."""
         enter = ["nsenter", "-t", str(self._first_pid), "-n", "-p", "-m", f"-w{self._folder}"]
         return [*enter, *map(str, command)]
+
+    def forward_ssh(self, address: str) -> int:
+        """A port of the host's loopback that leads to the ssh of this address of the machine."""
+        port = free_port()
+        forward = {"proto": "tcp", "host_addr": "127.0.0.1", "host_port": port, "guest_addr": address, "guest_port": 22}
+        answer = _ask(self._control, {"execute": "add_hostfwd", "arguments": forward})
+        if "error" in answer:
+            raise MachineError(f"slirp4netns forwards no ssh port: {answer['error']}")
+        return port
 
     def close(self) -> None:
         """End every process inside, at once."""
@@ -127,20 +136,6 @@ class Namespace:
         lead = ["socat", f"TCP-LISTEN:80,bind={MIRROR},reuseaddr,fork", f"TCP:{GATEWAY}:{port}"]
         with (self._folder / "socat.log").open("wb") as log:
             self._socat = subprocess.Popen(self.command(*lead), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def _plug_in(self) -> None:
-        """A port of the bridge for the machine, and one of the host's loopback for its ssh."""
-        self._set_up(PORT.format(tap=self.tap))
-        forward = {
-            "proto": "tcp",
-            "host_addr": "127.0.0.1",
-            "host_port": self.ssh_port,
-            "guest_addr": self.address,
-            "guest_port": 22,
-        }
-        answer = _ask(self._control, {"execute": "add_hostfwd", "arguments": forward})
-        if "error" in answer:
-            raise MachineError(f"slirp4netns forwards no ssh port: {answer['error']}")
 
     def _unplug(self) -> None:
         """Leave a network that lives on. The forwarded port leads nowhere from now on; the next one is another."""

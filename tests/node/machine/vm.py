@@ -176,6 +176,13 @@ class Machine:
         script = f"mkdir -p $(dirname {quoted}) && cat > {quoted}"
         subprocess.run(["ssh", "-F", self.ssh_config, self.name, script], input=content, check=True, timeout=60)
 
+    def reach_at(self, address: str) -> None:
+        """Have ssh come to this address of the machine from now on."""
+        assert self._namespace is not None
+        self._ssh_port = self._namespace.forward_ssh(address)
+        self._write_ssh_config()
+        self.wait_for_ssh()
+
     def wait_for_ssh(self) -> None:
         """Wait until the machine answers, and keep a connection; raise with the console's end when it does not."""
         deadline = time.monotonic() + self.boot_within_s

@@ -81,6 +81,23 @@ def test_an_uplink_is_the_machine_s_own_whatever_its_name_begins_with(monkeypatc
     assert module.interfaces() == {"lom1": "192.0.2.10", "cnic0": "192.0.2.10"}
 
 
+def test_a_bridge_to_pods_alone_is_not_the_machine_s_own(monkeypatch, tmp_path):
+    for bridge, ports in {"own0": ["veth1"], "virbr0": [], "br0": ["veth2", "eno1"], "br1": ["bond0"]}.items():
+        (tmp_path / "class/net" / bridge / "brif").mkdir(parents=True)
+        for port in ports:
+            (tmp_path / "class/net" / bridge / "brif" / port).touch()
+            (tmp_path / "class/net" / port).mkdir()
+            (tmp_path / "class/net" / port / "uevent").write_text(f"INTERFACE={port}\n")
+    (tmp_path / "class/net/eno1/device").mkdir()
+    (tmp_path / "class/net/bond0/uevent").write_text("DEVTYPE=bond\nINTERFACE=bond0\n")
+    monkeypatch.setattr(module, "SYS", tmp_path)
+    monkeypatch.setattr(
+        module.socket, "if_nameindex", lambda: list(enumerate(["own0", "virbr0", "br0", "br1", "eno1"]))
+    )
+    monkeypatch.setattr(module.fcntl, "ioctl", lambda *_: bytes(20) + b"\xc0\x00\x02\x0a")
+    assert list(module.interfaces()) == ["br0", "br1", "eno1"]
+
+
 def test_the_address_of_etcd_is_read_from_its_manifest():
     flags = "    - --advertise-client-urls=https://192.0.2.10:2379\n    - --listen-client-urls=https://127.0.0.1:2379\n"
     assert module.etcd_address(flags) == "192.0.2.10"
