@@ -167,9 +167,11 @@ UP, GLOBAL = 0x1, "00"
 
 
 def leads_inside(name: str) -> bool:
-    """Whether it is a bridge to this machine's own pods, containers or virtual machines alone, whatever its maker called it."""
+    """Whether it is a cluster's, or a bridge to this machine's own pods, containers or virtual machines alone."""
+    if CLUSTER_INTERFACES.fullmatch(name):
+        return True
     ports = SYS / "class/net" / name / "brif"
-    if not ports.is_dir():
+    if not ports.is_dir() or name in {route["interface"] for route in default_routes(read("/proc/net/route") or "")}:
         return False
     net = [SYS / "class/net" / port.name for port in ports.iterdir()]
     # Whoever reaches another machine is a device, or of a type that has a name: a bond, a VLAN.
@@ -181,7 +183,7 @@ def interfaces() -> dict[str, str]:
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
-            if CLUSTER_INTERFACES.fullmatch(name) or leads_inside(name):
+            if leads_inside(name):
                 continue
             with suppress(OSError):  # it has none
                 answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -199,7 +201,7 @@ def default_routes(table: str) -> list[dict[str, Any]]:
 def only_ipv6(table: str, with_ipv4: dict[str, str]) -> list[str]:
     """Interfaces of the machine itself that /proc/net/if_inet6 has a global address for, and that have none of IPv4."""
     rows = [line.split() for line in table.splitlines()]
-    names = {row[5] for row in rows if len(row) > 5 and row[3] == GLOBAL and not CLUSTER_INTERFACES.fullmatch(row[5])}
+    names = {row[5] for row in rows if len(row) > 5 and row[3] == GLOBAL and not leads_inside(row[5])}
     return sorted(names - set(with_ipv4))
 
 

@@ -370,6 +370,8 @@ def change_address(life: Life) -> str:
     """The machine has another address: refused, with the one to restore; afterwards there is nothing to do."""
     route = f"default via {GATEWAY} dev eth0"
     life.machine.ssh(
+        # else the second address of a network goes with the first
+        "sysctl -qw net.ipv4.conf.eth0.promote_secondaries=1 && "
         f"ip address add {OTHER_ADDRESS}/24 dev eth0 && ip route replace {route} proto static src {OTHER_ADDRESS}"
     )
     life.machine.reach_at(OTHER_ADDRESS)

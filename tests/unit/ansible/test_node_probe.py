@@ -82,7 +82,8 @@ def test_an_uplink_is_the_machine_s_own_whatever_its_name_begins_with(monkeypatc
 
 
 def test_a_bridge_to_pods_alone_is_not_the_machine_s_own(monkeypatch, tmp_path):
-    for bridge, ports in {"own0": ["veth1"], "virbr0": [], "br0": ["veth2", "eno1"], "br1": ["bond0"]}.items():
+    bridges = {"own0": ["veth1"], "virbr0": [], "br0": ["veth2", "eno1"], "br1": ["bond0"], "uplink": ["tap0"]}
+    for bridge, ports in bridges.items():
         (tmp_path / "class/net" / bridge / "brif").mkdir(parents=True)
         for port in ports:
             (tmp_path / "class/net" / bridge / "brif" / port).touch()
@@ -91,11 +92,12 @@ def test_a_bridge_to_pods_alone_is_not_the_machine_s_own(monkeypatch, tmp_path):
     (tmp_path / "class/net/eno1/device").mkdir()
     (tmp_path / "class/net/bond0/uevent").write_text("DEVTYPE=bond\nINTERFACE=bond0\n")
     monkeypatch.setattr(module, "SYS", tmp_path)
-    monkeypatch.setattr(
-        module.socket, "if_nameindex", lambda: list(enumerate(["own0", "virbr0", "br0", "br1", "eno1"]))
-    )
+    monkeypatch.setattr(module, "default_routes", lambda _table: [{"interface": "uplink", "metric": 0}])
+    monkeypatch.setattr(module.socket, "if_nameindex", lambda: list(enumerate([*bridges, "eno1"])))
     monkeypatch.setattr(module.fcntl, "ioctl", lambda *_: bytes(20) + b"\xc0\x00\x02\x0a")
-    assert list(module.interfaces()) == ["br0", "br1", "eno1"]
+    assert list(module.interfaces()) == ["br0", "br1", "uplink", "eno1"]
+    table = "".join(f"2001:db8::{number} 02 40 00 80 {name}\n" for number, name in enumerate(["own0", "eno1"]))
+    assert module.only_ipv6(table, {}) == ["eno1"]
 
 
 def test_the_address_of_etcd_is_read_from_its_manifest():

@@ -17,7 +17,7 @@ PLAY = """\
     - {name: Network, ansible.builtin.import_role: {name: calico, tasks_from: reset_files.yml}}
 """
 OURS = ["volumes/pvc-1_a_b/data/file", "image/context/harness/x.py", "image/pip.conf", "image/image.json"]
-OURS += ["image/pushed-1", "net.d/20-bridge.conflist", "pod-veth.link"]
+OURS += ["image/pushed-1", "net.d/20-bridge.conflist"]
 # As Calico's pod leaves them; flannel is one of its plugins, or of a network of somebody's own.
 CALICO = ["net.d/10-calico.conflist", "net.d/calico-kubeconfig", "bin/calico", "bin/calico-ipam", "bin/flannel"]
 OTHERS = ["volumes/photos/one.jpg", "volumes/.hidden", "image/notes.txt", "net.d/10-flannel.conflist"]
@@ -55,7 +55,7 @@ def reset(tmp_path_factory):
             (folder / machine / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / machine / name).write_text("x")
     places = {"storage_path": "volumes", "workload_image_folder": "image", "__calico_cni_folder": "net.d"}
-    places |= {"__calico_plugin_folder": "bin", "__calico_link": "pod-veth.link"}
+    places |= {"__calico_plugin_folder": "bin"}
     given = {name: f"{folder}/{{{{ inventory_hostname }}}}/{place}" for name, place in places.items()}
     done = tree.play(folder, PLAY, {name: {} for name in MACHINES}, given)
     assert done.returncode == 0, done.stdout + done.stderr

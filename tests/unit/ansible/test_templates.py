@@ -199,7 +199,7 @@ def test_a_bridge_has_the_control_plane_s_addresses():
 def test_a_bridge_s_cables_keep_the_hardware_address_that_cni_gave_them():
     # systemd's own default is `persistent`: the bridge plugin then finds another address than it noted, and fails the pod
     link = configparser.ConfigParser()
-    link.read_string(render(ROOT / "roles/calico/templates/pod-veth.link.j2"))
+    link.read_string(render(ROOT / "roles/kernel/templates/pod-veth.link.j2"))
     assert dict(link["Match"]) == {"driver": "veth", "originalname": "veth*"}
     assert link["Link"]["MACAddressPolicy"] == "none"
 
