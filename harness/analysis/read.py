@@ -103,15 +103,17 @@ class ClientRequests:
         """Tokens that arrived in the recording, of answers that ended well or that the client left when the load ended.
 
         A stream's first token came when it was seen, the others evenly from it to the end; the tokens of what is no stream came at its
-        end. Answers counted as a whole when they end would make a few long ones that end just before or after a figure of chance.
+        end. Whole answers counted at their ends make a matter of chance of those that end just before or after the recording; it is done
+        where nobody knows how many tokens came of the answers that were left.
         """
-        over = self.under_way[np.isin(self.under_way["status"], (OK, ABANDONED))]
-        whole, tokens = self.well["output_tokens"].clip(0), over["output_tokens"].clip(0)
-        # An answer that was left says no number: its pieces count, each as many tokens as those of the others.
-        pieces = self.well["pieces"].clip(0)
-        per_piece = whole[pieces > 0].sum() / pieces.sum() if pieces.any() else 1.0
-        tokens = np.where(over["status"] == OK, tokens, over["pieces"].clip(0) * per_piece)
-        arrived = _arrived(self.well, whole, self.window) + _arrived(over, tokens, self.window)
+        whole, left = self.well["output_tokens"].clip(0), self.under_way[self.under_way["status"] == ABANDONED]
+        hidden = (self.well["token_source"] == TokenSource.USAGE_WITH_HIDDEN).any()
+        if hidden or ((left["first_token_ns"] >= 0) & (left["pieces"] < 0)).any():
+            return int(whole.sum()) / self.window.duration_s
+        ended = np.concatenate([self.well, self.under_way[self.under_way["status"] == OK]])
+        tokens, pieces = ended["output_tokens"].clip(0), ended["pieces"].clip(0)
+        per_piece = tokens[pieces > 0].sum() / pieces.sum() if pieces.any() else 1.0
+        arrived = _arrived(ended, tokens, self.window) + _arrived(left, left["pieces"].clip(0) * per_piece, self.window)
         return arrived / self.window.duration_s
 
     def milliseconds(self, what: str) -> dict[str, float]:
@@ -172,7 +174,7 @@ def _arrived(rows: Rows, tokens: Array, window: Window) -> float:
     """How many of the ``tokens`` of each row arrived in the window."""
     begin_ns, over_ns = round(window.begin_s * NS_PER_S), round(window.end_s * NS_PER_S)
     first_ns, end_ns = rows["first_token_ns"], rows["end_ns"]
-    streamed = (first_ns >= 0) & (end_ns > first_ns) & (rows["token_source"] != TokenSource.USAGE_WITH_HIDDEN)
+    streamed = (first_ns >= 0) & (end_ns > first_ns)
     inside_ns = np.minimum(end_ns, over_ns) - np.maximum(first_ns, begin_ns)
     evenly = inside_ns.clip(0) / np.maximum(end_ns - first_ns, 1)
     further = tokens - np.minimum(tokens, 1)

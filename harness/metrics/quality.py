@@ -51,6 +51,8 @@ REQUESTS_PER_WINDOW = 10
 """With fewer requests in a tenth of the recording, one more or less looks like a change of speed."""
 REQUESTS_IN_TURN = 2
 """Of a closed loop, for each request in flight: where so many take longer than a tenth of the recording, that long is looked at."""
+IN_FLIGHT_PER_WINDOW = 5
+"""A window of steadiness holds so many times what a closed loop has in flight: with fewer, all that ends together is a change of speed."""
 WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or step_s."
 MISSING_ADVICE = "Look at the replica's log and the recorder's summary."
 TOP_BOUND_S = 60.0
@@ -84,6 +86,27 @@ class Finding:
     metric: str
     message: str
     advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """How long a series may go without the end of a request, where requests take long. ``longest_s``: by the names of series."""
+
+    longest_s: Mapping[str, float]
+    rate_window_s: float
+    recording_s: float
+
+    def share(self, metric: Metric, name: str) -> float:
+        """In which share of its rows the metric may be 0 or missing for no other reason."""
+        longest_s = self.longest_s.get(name, 0.0)
+        if metric.source not in REPLICA_SOURCES or longest_s <= 0:
+            return 0.0
+        if metric.kind is Kind.COUNTER:  # until the first request ends
+            return longest_s / self.recording_s if self.recording_s > 0 else 0.0
+        return max(0.0, 1 - self.rate_window_s / longest_s)
+
+
+NO_PAUSES = Pauses({}, np.inf, 0.0)
 
 
 def judge(
@@ -125,15 +148,11 @@ def judge(
         if neighbour not in waiting
     ]
     findings = [*_grid(experiment, rows)]
-    turn_s, turn_share = _turn(experiment, in_flight)
-    # Whether a request ends in a row is up to those who ask, where they come at times of their own, and up to the requests where they
-    # take longer than that.
-    may_lack = open_loop or (rate_window_s is not None and turn_s > rate_window_s)
-    may_rest = may_lack or turn_share > ZERO_SHARE
-    findings += _gaps(groups, bursty | {""} if may_lack else bursty)
+    pauses = NO_PAUSES if open_loop else _pauses(experiment, rate_window_s)
+    # Whether a request ends in a row is up to those who ask, where they come at times of their own.
+    findings += _gaps(groups, bursty | {""} if open_loop else bursty, pauses)
     for metric, neighbour, named in groups:
-        rests = open_loop or (may_rest and metric.source in REPLICA_SOURCES)
-        findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, may_rest=rests)
+        findings += _metric(metric, named, neighbour, bursty=neighbour in bursty, open_loop=open_loop, pauses=pauses)
     findings += _replicas(experiment, bursty, waiting, in_flight=None if open_loop else in_flight)
     findings += _saturation(experiment)
     if logged is not None:
@@ -173,7 +192,7 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
 
 
 def _gaps(
-    groups: Iterable[tuple[Metric, str, dict[str, SeriesColumns]]], resting: Collection[str]
+    groups: Iterable[tuple[Metric, str, dict[str, SeriesColumns]]], resting: Collection[str], pauses: Pauses
 ) -> Iterator[Finding]:
     """Values that are missing, one finding for all series that lack as many for the same reason."""
     alike: dict[tuple[int, int, str, Severity, str], dict[str, list[str]]] = {}
@@ -186,7 +205,8 @@ def _gaps(
                 continue
             # Who rests serves nothing meanwhile, and nothing is wrong with that.
             flaws = missing - series.reasons.get(NO_REQUESTS, 0) if neighbour in resting else missing
-            severity = Severity.DEGRADED if flaws > MISSING_SHARE * rows else Severity.INFO
+            most_share = max(MISSING_SHARE, pauses.share(metric, name) if NO_REQUESTS in series.reasons else 0.0)
+            severity = Severity.DEGRADED if flaws > most_share * rows else Severity.INFO
             advice = WINDOW_ADVICE if NO_REQUESTS in series.reasons else MISSING_ADVICE
             key = (missing, rows, _commonest([series]), severity, advice if flaws else "")
             alike.setdefault(key, {}).setdefault(metric.name, []).append(name)
@@ -199,7 +219,7 @@ def _gaps(
 
 
 def _metric(
-    metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool, may_rest: bool
+    metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool, open_loop: bool, pauses: Pauses
 ) -> Iterator[Finding]:
     """No value at all, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
     if not any(len(series.present) for series in named.values()):
@@ -218,8 +238,9 @@ def _metric(
             yield Finding(Severity.INFO, ReasonCode.NO_VALUE, metric.name, message)
         yield from _bounds(metric, name, series)
     if metric.nonzero_expected and not bursty:
-        # Where a replica may rest, a row without work says that nothing was asked or ended in it; every row, that nothing was done.
-        yield from _zeros(metric, named, ZERO_SHARE if neighbour or not may_rest else _ALL_BUT_ROUNDING)
+        # At a rate, a row without work says that nothing was asked in it; every row, that nothing was done.
+        most_share = ZERO_SHARE if neighbour or not open_loop else _ALL_BUT_ROUNDING
+        yield from _zeros(metric, named, most_share, pauses)
 
 
 def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Finding]:
@@ -242,7 +263,7 @@ def _step_s(elapsed_s: np.ndarray) -> float:
     return float(np.median(np.diff(elapsed_s))) if len(elapsed_s) > 1 else 0.0
 
 
-def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float) -> Iterator[Finding]:
+def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float, pauses: Pauses) -> Iterator[Finding]:
     """Zeros where work must show; a counter starts at 0, so its first values are left out."""
     shares = {}
     for name, series in named.items():
@@ -257,7 +278,7 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float
         # One idle device of several is normal: only the busiest has to show work.
         shares = {name: share for name, share in shares.items() if share == min(shares.values())}
     for name, share in shares.items():
-        if share > most_share:
+        if share > max(most_share, pauses.share(metric, name)):
             message = f"{metric.name} {name} is 0 in {share:.0%} of the rows, although the replica should be working."
             advice = "Check that it runs where it should (device, runtime class) and that the sampling is fast enough."
             yield Finding(Severity.DEGRADED, ReasonCode.ZEROS, metric.name, message, advice)
@@ -318,15 +339,22 @@ def _replicas(
             yield Finding(Severity.INVALID if invalid else Severity.DEGRADED, code, "total_count", message, advice)
 
 
-def _turn(experiment: ExperimentColumns, in_flight: int) -> tuple[float, float]:
-    """How long the slowest measured replica may take until one of its requests ends: seconds, and as a share of the recording."""
-    totals, slowest = experiment.metrics.get("total_count", {}), (0.0, 0.0)
+def _pauses(experiment: ExperimentColumns, rate_window_s: float | None) -> Pauses:
+    """Of a closed loop: all in flight may end together, and the next as much later as they take.
+
+    That is twice the median of the rows, which a replica that hangs does not lengthen.
+    """
+    longest: dict[str, float] = {}
     for replica in range(experiment.replicas):
-        series = totals.get(f"replica-{replica}")
-        if series is not None and (served := _growth(series.values)) > 0:
-            share = REQUESTS_IN_TURN * in_flight / served
-            slowest = max(slowest, (share * float(series.elapsed_s[-1] - series.elapsed_s[0]), share))
-    return slowest
+        name = f"replica-{replica}"
+        latency = experiment.metrics.get("latency_p50", {}).get(name)
+        if latency is not None and len(latency.present):
+            longest[name] = REQUESTS_IN_TURN * float(np.median(latency.present))
+    if len(longest) == experiment.replicas:
+        longest[POOLED] = min(longest.values())
+    totals = experiment.metrics.get("total_count", {}).get(POOLED)
+    elapsed_s = totals.elapsed_s if totals is not None else np.zeros(1)
+    return Pauses(longest, rate_window_s or np.inf, float(elapsed_s[-1] - elapsed_s[0]))
 
 
 def _counts_of_replicas(experiment: ExperimentColumns, waiting: Collection[str]) -> dict[str, np.ndarray]:
@@ -379,14 +407,15 @@ def _counts(experiment: ExperimentColumns, logged: Logged, waiting: Collection[s
 
 
 def _steadiness(experiment: ExperimentColumns, in_flight: int) -> Iterator[Finding]:
-    """Whether throughput had settled, where a window holds some turns of all requests in flight: they may end together."""
+    """Whether throughput had settled; each window holds some requests for each that is in flight, for these may end together."""
     series = experiment.metrics.get("throughput", {}).get(POOLED)
     if series is None or not len(series.present):
         return
     served = experiment.metrics.get("total_count", {}).get(POOLED)
-    in_window = max(REQUESTS_PER_WINDOW, REQUESTS_IN_TURN * in_flight * experiment.replicas)
-    few = served is not None and 0 < _growth(served.values) < in_window * WINDOWS
-    state = steady_state(series.values)
+    requests = np.inf if served is None or not (grown := _growth(served.values)) else grown
+    windows = int(min(WINDOWS, requests // (IN_FLIGHT_PER_WINDOW * in_flight * experiment.replicas)))
+    few = requests < REQUESTS_PER_WINDOW * WINDOWS or windows < CONSECUTIVE
+    state = steady_state(series.values, windows)
     if few or not state.judged:
         why = "There are too few requests" if few else "The recording is too short"
         message = f"{why} to tell whether it was steady."
@@ -421,23 +450,23 @@ class SteadyState:
     means: tuple[float, ...]
 
 
-def steady_state(values: Sequence[float] | NDArray[np.float64]) -> SteadyState:
-    """Judge a series, usually throughput: ten windows (fewer of a short one), of which the last three or more agree.
+def steady_state(values: Sequence[float] | NDArray[np.float64], windows: int = WINDOWS) -> SteadyState:
+    """Judge a series, usually throughput: so many windows (fewer of a short one), of which the last three or more agree.
 
     Windows agree when the highest mean is at most 10% of their common mean above the lowest. Missing
     values (NaN) are left out of their window's mean.
     """
     series = np.asarray(values, dtype=np.float64)
-    count = min(WINDOWS, len(series) // MIN_ROWS_PER_WINDOW)
+    count = min(windows, len(series) // MIN_ROWS_PER_WINDOW)
     if count < CONSECUTIVE or np.isnan(series).all():
         return SteadyState(judged=False, steady=False, from_row=None, means=())
-    windows = np.array_split(series, count)
-    present = [window[~np.isnan(window)] for window in windows]
-    means = np.array([window.mean() if len(window) else 0.0 for window in present])
+    parts = np.array_split(series, count)
+    present = [part[~np.isnan(part)] for part in parts]
+    means = np.array([part.mean() if len(part) else 0.0 for part in present])
     from_row = 0
     for first in range(count - CONSECUTIVE + 1):
         rest = means[first:]
         if rest.mean() > 0 and rest.max() - rest.min() <= TOLERANCE * rest.mean():
             return SteadyState(True, True, from_row, tuple(means.tolist()))
-        from_row += len(windows[first])
+        from_row += len(parts[first])
     return SteadyState(judged=True, steady=False, from_row=None, means=tuple(means.tolist()))

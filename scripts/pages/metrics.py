@@ -76,13 +76,12 @@ Every experiment is judged from its files, and again by `harness verify`:
 |---|---|
 | no row at all; no latency, throughput or count; no replica served a request; rows off the grid | invalid |
 | a series with fewer rows than the grid | degraded |
-| more than {missing:.0%} of a series' values missing | degraded |
+| more than {missing:.0%} of a series' values missing, or 0 in more than {zero:.0%} of the rows where work must show (closed loop: beyond what long requests explain) | degraded |
 | a value beyond its metric's bounds (rates may overshoot by {slack:.0%}) | degraded |
-| 0 in more than {zero:.0%} of the rows where a working replica cannot show 0 (not where requests take longer) | degraded |
 | one replica served nothing, or nothing in the last {stall:.0%} of the recording (with {few} or more due; closed loop: {in_turn} per request in flight) | degraded |
 | a quantile in the highest bucket ({top:g} s): cut off, not measured | degraded |
 | counter and raw latency log differ by more than {count:.0%} | degraded |
-| throughput not steady: of {windows} windows the last {last} or more must agree within {tolerance:.0%} | degraded |
+| throughput not steady: of {windows} windows (fewer if one has under {per_window} times what is in flight) the last {last} or more must agree within {tolerance:.0%} | degraded |
 | a metric that this machine cannot give; single missing values; a late settling | info |
 
 Pauses of replicas that count their active time (`active_share`) are not faults.
@@ -119,6 +118,7 @@ def page() -> str:
             windows=quality.WINDOWS,
             last=quality.CONSECUTIVE,
             tolerance=quality.TOLERANCE,
+            per_window=quality.IN_FLIGHT_PER_WINDOW,
         )
     )
     return "".join(parts)

@@ -127,6 +127,16 @@ def test_of_an_answer_that_the_client_left_the_pieces_count(tmp_path):
     assert judged(tmp_path)[0]["results"]["output_tokens_per_s"] == pytest.approx(arrived / 10, rel=1e-4)
 
 
+@pytest.mark.parametrize("source", [TokenSource.USAGE_WITH_HIDDEN, TokenSource.USAGE])
+def test_where_tokens_that_came_are_not_known_whole_answers_count_at_their_ends(tmp_path, source):
+    replica(tmp_path, 0, [(1000.5, 9000, 0.001, 9, 200), (1015.0, 14500, 0.001, 9, ABANDONED)])
+    if source is TokenSource.USAGE_WITH_HIDDEN:  # else an earlier version recorded it, which wrote no pieces
+        pieces = np.zeros(2, ANSWER)
+        pieces["pieces"], pieces["token_source"] = (10, 30), (source, NONE)
+        pieces.tofile(tmp_path / "replicas" / "replica-0" / ANSWERS_LOG)
+    assert judged(tmp_path)[0]["results"]["output_tokens_per_s"] == 2
+
+
 def test_failures_are_counted_by_kind_and_degrade(tmp_path):
     rows = (
         [(t, 100, 40, 9, 200) for t in ends(90)]

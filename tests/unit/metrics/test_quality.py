@@ -411,30 +411,59 @@ def test_a_closed_loop_has_stopped_only_where_no_request_takes_as_long(judged, i
     assert flaws(judged(change, in_flight=in_flight)) == expected
 
 
-def test_of_a_closed_loop_whose_requests_take_long_rows_without_one_are_no_flaw(judged):
-    # 10 requests of each replica, two at a time, in 60 rows: each takes 10 rows, and both end together.
+def slow(seconds, rows_without):
+    """Requests that take so long, of which none ended in some rows."""
+
     def change(columns):
-        everywhere(total_count=[float(2 * (k // 10)) for k in range(ROWS)])(columns)
-        everywhere(throughput=[0.2 if k % 10 < 4 else 0.0 for k in range(ROWS)])(columns)
-        some("latency_p50", "replica-0", slice(5, 10), QUIET)(columns)
+        everywhere(latency_p50=seconds)(columns)
+        setting(throughput__replica_0=[0.0 if k in rows_without else 0.2 for k in range(ROWS)])(columns)
+        for k in rows_without:
+            columns["latency_p50", "replica-0"][k] = QUIET
 
-    assert {
-        f.code for f in judged(change, in_flight=2, rate_window_s=4 * STEP_S) if f.severity is not Severity.INFO
-    } == set()
-    short = flaws(judged(change, in_flight=2, rate_window_s=30 * STEP_S))
-    assert degraded(ReasonCode.MISSING_VALUES, "latency_p50") in short
+    return change
 
 
-@pytest.mark.parametrize(("in_flight", "judged_unsteady"), [(1, True), (64, False)])
-def test_steadiness_is_judged_only_where_a_window_holds_some_turns(judged, in_flight, judged_unsteady):
-    # 20 requests a row in 60 rows: a window of 6 rows holds 120 of them, fewer than two turns of 64 in flight at each of the replicas.
+@pytest.mark.parametrize(
+    ("request_s", "rows_without", "codes"),
+    [
+        (50, range(10, 20), set()),  # 100 s may pass, which is more than the window of 20 s
+        (50, range(4, 60), {ReasonCode.MISSING_VALUES, ReasonCode.ZEROS}),  # not all of them, though
+        (5, range(10, 20), {ReasonCode.MISSING_VALUES, ReasonCode.ZEROS}),  # who answers in 5 s and then hangs
+    ],
+)
+def test_rows_in_which_no_slow_request_ended_are_no_flaw(judged, request_s, rows_without, codes):
+    found = judged(slow(request_s, rows_without), rate_window_s=20)
+    assert {f.code for f in found if f.severity is not Severity.INFO} == codes
+
+
+def test_a_replica_that_hangs_excuses_no_other(judged):
     def change(columns):
-        setting(total_count__all=[20.0 * k for k in range(ROWS)])(columns)
-        setting(throughput__all=[25.0 if k // 6 % 2 else 15.0 for k in range(ROWS)])(columns)
+        slow(50, range(10, 20))(columns)
+        columns["latency_p50", "replica-1"] = [0.1 if k < 30 else QUIET for k in range(ROWS)]
 
-    found = judged(change, in_flight=in_flight)
-    assert (degraded(ReasonCode.UNSTEADY, "throughput") in flaws(found)) is judged_unsteady
-    assert (ReasonCode.STEADINESS_UNKNOWN in {f.code for f in found}) is not judged_unsteady
+    flawed = [f for f in judged(change, rate_window_s=20) if f.code is ReasonCode.MISSING_VALUES]
+    assert [f.message.split(":")[0] for f in flawed if f.severity is Severity.DEGRADED] == ["latency_p50 replica-1"]
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "in_all", "verdict"),
+    [
+        (1, 1200, ReasonCode.UNSTEADY),
+        (20, 1200, ReasonCode.UNSTEADY),  # in six windows
+        (
+            64,
+            1200,
+            ReasonCode.STEADINESS_UNKNOWN,
+        ),  # a tenth of the requests says nothing where as many are on their way
+    ],
+)
+def test_steadiness_is_judged_in_windows_that_hold_several_times_what_is_in_flight(judged, in_flight, in_all, verdict):
+    def change(columns):
+        setting(total_count__all=[in_all * k / (ROWS - 1) for k in range(ROWS)])(columns)
+        setting(throughput__all=[25.0 if k // 15 % 2 else 15.0 for k in range(ROWS)])(columns)
+
+    codes = {f.code for f in judged(change, in_flight=in_flight)}
+    assert codes & {ReasonCode.UNSTEADY, ReasonCode.STEADINESS_UNKNOWN} == {verdict}
 
 
 def test_a_server_asked_at_a_rate_that_computes_in_no_row_at_all_degrades(judged):
