@@ -57,8 +57,8 @@ Throttle reasons are NVML's bit mask; energy counts since the driver was loaded.
 
 ## From Prometheus
 
-A row has a value only if a raw sample lies in its step (`cpu_usage` and `memory_usage`: or in the step before, because a kubelet's clock jitters); Prometheus itself would repeat a sample for five
-minutes. The window is one millisecond short, so that versions 2 and 3 of Prometheus see the same scrapes.
+A row has a value only if a raw sample lies in its step (`cpu_usage` and `memory_usage`: or in the step before, because a kubelet's clock jitters). The
+window is one millisecond short, so that versions 2 and 3 of Prometheus see the same scrapes.
 
 The label `node` identifies nodes, `node` and `gpu` devices; set `prometheus_labels` for other names. One node has the series `node` and `gpu-<number>`; several have `node-<name>` each and `node` as their
 mean, with devices numbered node by node (`identities` in the manifest). A row has no value, with a reason, if two machines share a name or DCGM says a blank

@@ -35,6 +35,7 @@ OF_GPU_USE = {
 }
 """Null where the idle power was not read."""
 UNITS = {
+    "joules",
     "seconds",
     "bytes",
     "percent",
