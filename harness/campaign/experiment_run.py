@@ -52,7 +52,7 @@ from harness.results.requests import Window
 from harness.results.verification import verify_experiment
 from harness.results.writers import finalise
 from harness.spec import ExperimentSpec, OnReplicaDeath
-from harness.spec.condition import crashing, waiting
+from harness.spec.condition import crashing
 
 if TYPE_CHECKING:
     from harness.campaign.runner import CampaignRunner
@@ -144,14 +144,7 @@ class Attempt:
         self.findings = [
             *effects,
             *(Finding(Severity.INFO, ReasonCode.REMARK, "", remark) for remark in remarks),
-            *judge_data(
-                self.folder,
-                summary,
-                open_loop=experiment.workload.open_loop,
-                in_flight=experiment.workload.in_flight,
-                rate_window_s=experiment.timing.window_s,
-                waiting=waiting(condition),
-            ),
+            *judge_data(self.folder, summary, experiment),
             *self.of_machine,
             *(self._deployment.others_on_gpus(self.folder / layout.TELEMETRY) if self._deployment else ()),
             *ignored_settings(self.statuses),

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.backends.base import ReplicaDeath
 from harness.cgroup import Cgroup
 from harness.errors import ReasonCode
-from harness.metrics.quality import Finding, Severity, judge
+from harness.metrics.quality import Finding, Severity
 from harness.metrics.rows import RecordingSummary, neighbour_of
 from harness.metrics.telemetry import held_back
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict
-from harness.results.requests import Window, requests_between_readings, requests_within
+from harness.results.requests import Window, requests_within
+from harness.results.verification import judge_experiment
 from harness.spec import ExperimentSpec
 from harness.spec.condition import crashing
 from harness.spec.workload import MEMORY_HOG
@@ -31,34 +31,12 @@ _ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
 _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
 
 
-def judge_data(
-    folder: Path,
-    summary: RecordingSummary | None,
-    *,
-    open_loop: bool = False,
-    in_flight: int = 1,
-    rate_window_s: float | None = None,
-    waiting: Collection[str] = (),
-) -> list[Finding]:
-    """What the files of an attempt say; nothing, where nothing was recorded. The last four: as of ``judge``."""
+def judge_data(folder: Path, summary: RecordingSummary | None, experiment: ExperimentSpec) -> list[Finding]:
+    """What the files of an attempt say; nothing, where nothing was recorded."""
     if summary is None or summary.end_s is None:
         return []
-    logged = partial(
-        requests_between_readings,
-        folder,
-        start_s=summary.start_s,
-        step_s=summary.step_s,
-        late_s=summary.answered_within_s or 0.0,
-    )
-    findings = judge(
-        folder,
-        rows=summary.rows,
-        logged=logged,
-        open_loop=open_loop,
-        in_flight=in_flight,
-        rate_window_s=rate_window_s,
-        waiting=waiting,
-    )
+    late_s = summary.answered_within_s or 0.0
+    findings = judge_experiment(folder, experiment, rows=summary.rows, start_s=summary.start_s, late_s=late_s)
     return [*findings, *held_back(folder / TELEMETRY)]
 
 

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
-from harness.metrics.quality import Severity, judge
+from harness.metrics.quality import Finding, Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
 from harness.results.layout import MANIFEST, SAMPLES, TELEMETRY, WIDE, WIDE_COLUMNS, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
 from harness.results.requests import requests_between_readings
 from harness.results.tables import Grid, differing_samples, read_cells, wide_rows
+from harness.spec import ExperimentSpec
 from harness.spec.condition import waiting
 
 _GRID_TOLERANCE_S = 0.0011
@@ -255,26 +256,32 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
         outcome.fault(folder / SAMPLES, f"the values of {metric} are not those of its CSV.")
 
 
+def judge_experiment(
+    folder: Path, experiment: ExperimentSpec, *, rows: int, start_s: float, late_s: float
+) -> list[Finding]:
+    """Judge the data of an attempt, or of what it became, by what its experiment asks for; ``late_s``: of a reading, at most."""
+    workload, timing = experiment.workload, experiment.timing
+    return judge(
+        folder,
+        rows=rows,
+        logged=partial(requests_between_readings, folder, start_s=start_s, step_s=timing.step_s, late_s=late_s),
+        open_loop=workload.open_loop,
+        in_flight=workload.in_flight,
+        rate_window_s=timing.window_s,
+        waiting=waiting(experiment.condition),
+    )
+
+
 def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     """Judge the data again: a verdict better than the data deserve is a problem, anything else new a note."""
-    experiment = manifest.experiment
-    logged = partial(
-        requests_between_readings,
-        folder,
-        start_s=manifest.start_s,
-        step_s=experiment.timing.step_s,
-        late_s=manifest.answered_within_s,
-    )
     # Without a code: of a version that kept none.
     known = {(finding.get("code"), finding.get("metric")) for finding in manifest.findings}
-    findings = judge(
+    findings = judge_experiment(
         folder,
+        manifest.experiment,
         rows=manifest.rows,
-        logged=logged,
-        open_loop=experiment.workload.open_loop,
-        in_flight=experiment.workload.in_flight,
-        rate_window_s=experiment.timing.window_s,
-        waiting=waiting(experiment.condition),
+        start_s=manifest.start_s,
+        late_s=manifest.answered_within_s,
     )
     for finding in findings:
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:

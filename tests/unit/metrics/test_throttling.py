@@ -8,6 +8,7 @@ from harness.campaign.verdict import give_verdict, judge_data
 from harness.metrics.quality import Severity
 from harness.metrics.telemetry import held_back
 from harness.results.manifest import Status
+from tests.support.experiments import experiment
 
 
 def telemetry(path, *masks):
@@ -47,6 +48,6 @@ def test_a_gpu_that_runs_free_or_tells_nothing_is_not_named(tmp_path, masks):
 
 def test_the_telemetry_of_an_attempt_is_judged_with_its_data(tmp_path):
     telemetry(tmp_path / "telemetry.csv", 0x40)
-    summary = SimpleNamespace(start_s=0.0, end_s=1.0, rows=2, step_s=1.0, answered_within_s=0.0)
+    summary = SimpleNamespace(start_s=0.0, end_s=1.0, rows=2, answered_within_s=0.0)
 
-    assert any("slowed by heat" in finding.message for finding in judge_data(tmp_path, summary))
+    assert any("slowed by heat" in finding.message for finding in judge_data(tmp_path, summary, experiment()))
