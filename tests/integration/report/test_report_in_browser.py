@@ -48,6 +48,7 @@ WORDS_CUT = """[...document.querySelectorAll('.pan text')].filter(text => {
 }).map(text => text.textContent)"""
 SMALLEST_LETTERS_PX = """Math.min(...[...document.querySelectorAll('.panels text')].map(text =>
   parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a).filter(px => px > 0))"""
+SWATCHES = "Math.max(0, ...[...document.querySelectorAll('.swatch')].map(mark => mark.getBoundingClientRect().height))"
 TABLES_SIDEWAYS = (
     "Math.max(0, ...[...document.querySelectorAll('.scroll')].map(box => box.scrollWidth - box.clientWidth))"
 )
@@ -122,6 +123,7 @@ def test_every_plot_is_seen_and_nothing_complains(case: str, page: Page, reports
         assert min(plot["shown"]) > 80, plot
         assert plot["text"] > 10, plot
         assert plot["alt"]
+    assert page.evaluate(SWATCHES) < 20, "the marks of a legend are as high as its text"
     assert page.evaluate("document.images.length") == 0
     text = page.evaluate(TEXT)
     for word in words:
