@@ -46,16 +46,20 @@ def verdict(playbooks: Playbooks, *, wait_s: int = 60, only: Iterable[str] = ())
 
     wait_s: how long to judge again while it fails. only: areas of checks; none: all of them.
     """
-    areas = [word for area in only for word in ("--only", area)]
-    done = harness(playbooks, "node", "verify", "--json", "--wait", str(wait_s), *areas)
+    done = _ask(playbooks, wait_s, only)
     return read(document(done), done.returncode, done.stderr)
 
 
-def verdicts(playbooks: Playbooks, *, wait_s: int = 60) -> dict[str, Verdict]:
+def verdicts(playbooks: Playbooks, *, wait_s: int = 60, only: Iterable[str] = ()) -> dict[str, Verdict]:
     """The same of every machine of the inventory, by its name there."""
-    done = harness(playbooks, "node", "verify", "--json", "--wait", str(wait_s))
+    done = _ask(playbooks, wait_s, only)
     first = document(done)
     return {found["host"]: read(found, done.returncode, done.stderr) for found in (first, *first["others"])}
+
+
+def _ask(playbooks: Playbooks, wait_s: int, only: Iterable[str]) -> "subprocess.CompletedProcess[str]":
+    areas = [word for area in only for word in ("--only", area)]
+    return harness(playbooks, "node", "verify", "--json", "--wait", str(wait_s), *areas)
 
 
 def read(found: dict[str, Any], status: int, said: str) -> Verdict:

@@ -15,39 +15,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tests.node import fingerprint, judge
+from tests.node import fingerprint
+from tests.node import life_sharing as sharing
+from tests.node.life import NODE, Life, LifeError, Outcome, SkippedError, done, unchanged
 from tests.node.machine import deps, emulated
-from tests.node.machine.deps import Tools
-from tests.node.machine.emulated import Bootable, Emulated
+from tests.node.machine.emulated import Emulated
 from tests.node.machine.errors import MachineError
-from tests.node.machine.image import ADDRESSES, GATEWAY, USER
+from tests.node.machine.image import ADDRESSES, GATEWAY
 from tests.node.mirror.real import VARIABLE, RealMirror
-from tests.node.play import WORKER, Playbooks, Run
+from tests.node.play import WORKER
 from tests.node.story import CLUSTER_STAGES, NODE_STAGE
 
 SUITE = "trixie"
-NODE = "controlplane"
 CLUSTER = CLUSTER_STAGES[1]
-KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 # What an upgrade brings along and no image is there for.
 SKIPPED = "prometheus,grafana,addons,workload_image,inference_namespace"
-# The whole of the verdict but for what stands on the cluster, and for a GPU.
-AREAS = (
-    *("swap", "fstab", "kernel", "crio", "kubernetes", "housekeeping", "kubeconfig", "cluster"),
-    *("runtime-class", "storage", "metrics-server"),
-)
-VARIABLES: dict[str, Any] = {
-    "ansible_user": USER,
-    "node_gpu": "absent",
-    "preflight_disk_volumes_counted": False,
-    "calico_network": "bridge",
-    # An emulated processor: everything takes several times longer.
-    **dict.fromkeys(("calico_timeout_s", "control_plane_timeout_s", "worker_timeout_s", "addons_timeout_s"), 900),
-}
 # Pods find each other by these routes where the network is our own.
 OWN_NETWORK = {
     "cniVersion": "1.0.0",
@@ -55,104 +39,7 @@ OWN_NETWORK = {
     "plugins": [{"type": "bridge", "bridge": "own0", "isGateway": True, "ipMasq": True}],
 }
 REBOOTS = 3
-READY_WITHIN_S = 900.0
 OTHER_ADDRESS = "10.0.2.17"
-
-
-class LifeError(Exception):
-    """A step did not come to what it should have; says what was seen instead."""
-
-
-@dataclass
-class Outcome:
-    """What became of a step."""
-
-    name: str
-    seconds: float
-    result: str
-    well: bool
-
-
-@dataclass
-class Life:
-    """The machines of one life, and what was seen of it."""
-
-    tools: Tools
-    bootable: Bootable
-    mirror: RealMirror
-    folder: Path
-    machine: Emulated
-    minors: list[str]
-    variables: dict[str, Any] = field(default_factory=lambda: dict(VARIABLES))
-    outcomes: list[Outcome] = field(default_factory=list)
-    worker: Emulated | None = None
-
-    def playbooks(self, **more: Any) -> Playbooks:
-        """The playbooks with what holds for this life, and more."""
-        variables = self.mirror.variables() | self.variables | more
-        return Playbooks(self.machine, variables, worker=self.worker, worker_variables=variables)
-
-    def kubectl(self, arguments: str) -> str:
-        """What kubectl prints on the control plane."""
-        return self.machine.output(f"{KUBECTL} {arguments}")
-
-    def node(self, name: str = NODE) -> dict[str, Any]:
-        """A node as the API server has it."""
-        item: dict[str, Any] = json.loads(self.kubectl(f"get node {name} -o json"))
-        return item
-
-    def wait_until_ready(self, boot_id: str) -> None:
-        """Wait until the node of this boot is Ready."""
-        deadline = time.monotonic() + READY_WITHIN_S
-        seen: object = "nothing"
-        while time.monotonic() < deadline:
-            try:
-                status = self.node()["status"]
-                seen = [f"{condition['type']}={condition['status']}" for condition in status["conditions"]]
-                if status["nodeInfo"]["bootID"] == boot_id and "Ready=True" in seen:
-                    return
-            except MachineError as error:
-                seen = error
-            time.sleep(1)
-        raise LifeError(f"not Ready after {READY_WITHIN_S:.0f} s: {seen}")
-
-    def wait_for_another(self, program: str, old: str) -> None:
-        """Wait until a process of this program runs that is another, and the API server answers."""
-        deadline = time.monotonic() + READY_WITHIN_S
-        while time.monotonic() < deadline:
-            pids = self.machine.ssh(f"pgrep -x {program}", check=False).stdout.split()
-            answers = self.machine.ssh(f"{KUBECTL} get --raw /readyz", check=False).stdout == "ok"
-            if pids and old not in pids and answers:
-                return
-            time.sleep(1)
-        raise LifeError(f"no other {program} after {READY_WITHIN_S:.0f} s")
-
-    def well(self) -> None:
-        """The project's own verdict."""
-        verdict = judge.verdict(self.playbooks(), wait_s=600, only=AREAS)
-        if verdict.status or verdict.failed:
-            raise LifeError(f"the verdict is not well: {verdict.output}")
-
-    def back_s(self, began: float) -> float:
-        """Seconds since then until the node of this boot was Ready; its verdict is well."""
-        self.wait_until_ready(self.machine.boot_id())
-        ready_s = time.monotonic() - began
-        self.well()
-        return ready_s
-
-
-def done(run: Run) -> Run:
-    """A run that has to have come to its end."""
-    if run.status:
-        raise LifeError(run.explain())
-    return run
-
-
-def unchanged(run: Run) -> str:
-    """A run that has to have found nothing to do."""
-    if done(run).counts["changed"]:
-        raise LifeError(run.explain())
-    return "0 changed"
 
 
 def foresee(life: Life) -> str:
@@ -296,15 +183,31 @@ def after_upgrade(life: Life) -> str:
 def reset(life: Life) -> str:
     """Everything off, and what is left by name."""
     done(life.playbooks().run("playbooks/reset.yml", reset_confirmed=True))
-    pattern = "cri-o|crio|kube|cri-tools|etcd|local-path|harness"
-    left = life.machine.output(
+    for machine in life.machines.values():
+        nothing_left(machine)
+    return "nothing is left"
+
+
+def nothing_left(machine: Emulated) -> None:
+    """A machine that was reset has nothing of it, by name, and no MPS server's memory."""
+    pattern = "cri-o|crio|kube|cri-tools|etcd|local-path|harness|nvidia-c(ontainer|di|tk)"
+    left = machine.output(
         # apt forgets the lists of a repository that went the next time that it asks.
         "(dpkg-query -W -f '${Package}\\n'; find /etc /opt /usr/local /var/lib -xdev -path /var/lib/apt/lists -prune -o -type f -print)"
-        f" | grep -E '{pattern}' || true"
+        f" | grep -E '{pattern}'; find /run/nvidia -mindepth 1; findmnt --raw --noheadings --output TARGET | grep -E '/run/nvidia|kubelet' || true"
     )
     if left:
         raise LifeError(f"left behind: {left}")
-    return "nothing is left"
+
+
+def reset_after_mps(life: Life) -> str:
+    """Everything off a machine on which an MPS server's memory is mounted; its GPUs take any process again."""
+    sharing.check_folder(life)
+    sharing.check_mounted(life.machine)
+    reset(life)
+    if (modes := sharing.compute_modes(life.machine)) != {"Default"}:
+        raise LifeError(f"the compute modes are {modes}")
+    return "was mounted; nothing is left, compute mode Default"
 
 
 def converge_own_network(life: Life) -> str:
@@ -360,6 +263,7 @@ def leave(life: Life) -> str:
     if nodes != [f"node/{NODE}"]:
         raise LifeError(f"the nodes are {nodes}")
     if life.worker is not None:
+        nothing_left(life.worker)
         life.worker.kill()
         life.worker = None
     life.well()
@@ -391,7 +295,9 @@ STEPS: tuple[Callable[[Life], str], ...] = (
     reboot_again,
     *(kill(program) for program in ("kubelet", "crio", "kube-apiserver", "etcd")),
     *(cut_power, after_kills, bench, upgrade, after_upgrade, reset),
-    *(converge_own_network, join, join_again, leave, change_address),
+    *(converge_own_network, join, join_again),
+    *(sharing.two_sharing, sharing.two_sharing_again, sharing.switch_one),
+    *(leave, change_address, reset_after_mps),
 )
 
 
@@ -406,6 +312,8 @@ def live(life: Life, step: Callable[[Life], str]) -> Outcome:
     began = time.monotonic()
     try:
         result, well = step(life), True
+    except SkippedError as error:
+        result, well = f"skipped: {error}", True
     except (LifeError, MachineError, AssertionError) as error:
         result, well = str(error), False
     outcome = Outcome(step.__name__, time.monotonic() - began, result, well)

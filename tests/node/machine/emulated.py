@@ -96,5 +96,6 @@ class Emulated(Machine):
             *("-netdev", f"tap,id=net0,ifname={namespace.tap},script=no,downscript=no"),
             *("-device", f"virtio-net-pci,netdev=net0,mac={image.mac(namespace.address)}"),
             *("-device", "virtio-rng-pci"),
-            *("-append", "root=/dev/vda rw psi=1 net.ifnames=0 console=ttyS0 quiet mitigations=off"),
+            # The emulator writes over a running kernel's code now and then, which ends it: it boots again.
+            *("-append", "root=/dev/vda rw psi=1 net.ifnames=0 console=ttyS0 quiet mitigations=off panic=10"),
         ]
