@@ -95,12 +95,6 @@ def pod_state(item: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def place_of(workload: str, namespace: str) -> tuple[str, str]:
-    """Namespace and kind/name of a workload, which may say its namespace itself."""
-    own, _, name = workload.rpartition("/")[0].rpartition("/")
-    return (own, workload.removeprefix(f"{own}/")) if own and name else (namespace, workload)
-
-
 def selector_of(item: dict[str, Any]) -> str:
     """The labels of a workload's pods; empty for one that is not there."""
     labels = item.get("spec", {}).get("selector", {}).get("matchLabels", {})
@@ -114,8 +108,8 @@ class Waiter:
         self.module = module
         self.asked: dict[str, Any] = module.params
         self.replicas: dict[str, int] = {}
-        # Of workloads that are not whole: namespace, and labels of their pods.
-        self.unfinished: list[tuple[str, str]] = []
+        # Of each workload: why it is not whole, its namespace, and the labels of its pods.
+        self.workloads: list[tuple[str, str, str]] = []
 
     def get(self, *words: str) -> tuple[dict[str, Any], str]:
         """An object, or why there is none."""
@@ -126,14 +120,14 @@ class Waiter:
     def obstacles(self) -> tuple[list[str], bool]:
         """What is not yet so, and whether waiting is in vain."""
         found: list[tuple[str, str]] = []
-        self.unfinished = []
+        self.workloads = []
         for workload in self.asked["workloads"]:
-            namespace, name = place_of(workload, self.asked["namespace"])
+            namespace, _, name = workload.partition("/")
             item, missing = self.get(name, "--namespace", namespace)
             self.replicas[workload] = item.get("spec", {}).get("replicas", 1)
-            found.append((name, missing or unfinished(item)))
-            if found[-1][1]:
-                self.unfinished.append((namespace, selector_of(item)))
+            reason = missing or unfinished(item)
+            found.append((name, reason))
+            self.workloads.append((reason, namespace, selector_of(item)))
         final = any(reason.startswith("it failed") for _, reason in found)
         for name, wanted in self.asked["allocatable"].items():
             item, missing = self.get(f"node/{name}")
@@ -153,9 +147,9 @@ class Waiter:
         return [f"{name}: {reason}" for name, reason in found if reason], final
 
     def explanation(self) -> list[str]:
-        """What the pods behind it say."""
-        given = [(self.asked["namespace"], self.asked["selector"])] if self.asked["selector"] else self.unfinished
-        return [line for namespace, selector in given if selector for line in self.said(namespace, selector)]
+        """What the pods of the workloads that are not whole say; where all are, those of all."""
+        given = [workload for workload in self.workloads if workload[0]] or self.workloads
+        return [line for _, namespace, selector in given if selector for line in self.said(namespace, selector)]
 
     def said(self, namespace: str, selector: str) -> list[str]:
         """State and end of the log of each pod that is not ready, else of one."""
@@ -172,14 +166,14 @@ class Waiter:
             said += [pod_state(pod), *(out or err).strip().splitlines()[-LOG_LINES:]]
         return said
 
-    def wait(self) -> float:
-        """Seconds until all of it was so; ends the module where it does not come."""
+    def wait(self) -> None:
+        """Returns once all of it is so; ends the module where it does not come."""
         began_s = time.monotonic()
         while True:
             found, final = self.obstacles()
             waited_s = time.monotonic() - began_s
             if not found:
-                return waited_s
+                return
             if final or waited_s > self.asked["timeout_s"]:
                 self.module.fail_json(
                     msg="\n".join([f"after {waited_s:.0f} s: {'; '.join(found)}", *self.explanation()])

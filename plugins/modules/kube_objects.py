@@ -19,16 +19,14 @@ DOCUMENTATION = r"""
   "An object whose namespace or kind does not exist yet cannot be compared; applying it reports the error.",
   "An API server that is away, as one that restarts is for some seconds, or does not serve a kind of O(src) yet, is asked again for a minute.",
   "What does not come in time is explained by what its pods say, and by the end of their logs. A Job that has failed is not waited for any longer.",
-  "In check mode nothing is applied or waited for, and a machine that has no cluster yet counts as different. Returns waited_s, and by workload its replicas."],
+  "In check mode nothing is applied or waited for, and a machine that has no cluster yet counts as different. Returns replicas: by workload how many it is to have."],
  "options": {
   "manifest": {"type": "str", "default": "", "description": "The manifest as text; empty to wait alone."},
   "src": {"type": "list", "elements": "path", "default": [], "description": "Files on the machine that are applied before it."},
-  "namespace": {"type": "str", "default": "", "description": "Where the workloads are."},
-  "workloads": {"type": "list", "elements": "str", "default": [], "description": "Workloads as kind/name (DaemonSet Deployment StatefulSet Job), or namespace/kind/name, that have to be whole."},
+  "workloads": {"type": "list", "elements": "str", "default": [], "description": "Workloads that have to be whole, as namespace/kind/name (DaemonSet Deployment StatefulSet Job). Their pods explain a failure."},
   "conditions": {"type": "dict", "default": {}, "description": "By what kubectl is asked for (C(nodes), C(kind/name)), the condition that all of it must have."},
   "allocatable": {"type": "dict", "default": {}, "description": "By node, how many of each extended resource it must have allocatable; exactly that and no other resource of the same domains."},
   "devices": {"type": "dict", "default": {}, "description": "By node, how many devices NVIDIA's DRA driver must list in ResourceSlices."},
-  "selector": {"type": "str", "default": "", "description": "Labels of the pods that explain a failure; empty for those of the workloads that are not whole."},
   "timeout_s": {"type": "int", "default": 300, "description": "Seconds until all of it has to be so."}}}
 """
 
@@ -103,8 +101,9 @@ def main() -> None:
             module.exit_json(changed=True, msg="no kubectl on this machine yet: everything would be applied")
         result = Objects(module).bring(asked["src"], asked["manifest"])
     waiter = Waiter(module)
-    waited_s = 0.0 if module.check_mode else waiter.wait()
-    module.exit_json(**result, waited_s=round(waited_s, 1), replicas=waiter.replicas)
+    if not module.check_mode:
+        waiter.wait()
+    module.exit_json(**result, replicas=waiter.replicas)
 
 
 if __name__ == "__main__":

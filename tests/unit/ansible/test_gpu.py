@@ -299,7 +299,7 @@ def test_the_role_gives_each_node_its_own_way_and_removes_the_daemons_of_others(
     names = {one["metadata"]["name"] for one in applied if one["kind"] == "DaemonSet"}
     assert names == {"device-plugin", "device-plugin-mps-4", "mps-control-daemon-mps-4"}
     (waited,) = [given for name, given in asked if given.get("workloads")]
-    assert set(waited["workloads"]) == {f"DaemonSet/{name}" for name in names}
+    assert set(waited["workloads"]) == {f"gpu-system/DaemonSet/{name}" for name in names}
     deleted = [line.split() for line in (tmp_path / "kubectl").read_text().splitlines() if " delete " in line]
     assert [[word for word in line if "mps" in word or "plugin" in word] for line in deleted] == [
         ["mps-control-daemon"]

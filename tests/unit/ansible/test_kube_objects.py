@@ -23,7 +23,7 @@ AWAY = [
 ]
 
 NOTHING = {"workloads": [], "allocatable": {}, "devices": {}, "conditions": {}}
-WANTED = {"manifest": "kind: x", "src": [], "namespace": "", "selector": "", "timeout_s": 60, **NOTHING}
+WANTED = {"manifest": "kind: x", "src": [], "timeout_s": 60, **NOTHING}
 
 
 def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr/bin/kubectl", **changed):

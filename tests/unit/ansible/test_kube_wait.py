@@ -17,6 +17,11 @@ def daemon_set(ready, wanted=1, generation=1, observed=1, updated=None):
     return {"kind": "DaemonSet", "metadata": metadata, "status": {"observedGeneration": observed, **counts}}
 
 
+def chosen(workload, app="x"):
+    """A workload whose pods have a label."""
+    return {**workload, "spec": {"selector": {"matchLabels": {"app": app}}}}
+
+
 def deployment(**status):
     return {
         "kind": "Deployment",
@@ -84,7 +89,7 @@ def run(monkeypatch, answers, *, check_mode=False, **changed):
                 return given if isinstance(given, tuple) else (0, json.dumps(given), "")
         return 1, "", f"Error from server (NotFound): {asked}"
 
-    params = {"namespace": "gpu-system", "workloads": [], "allocatable": {}, "selector": "", "timeout_s": 0}
+    params = {"workloads": [], "allocatable": {}, "timeout_s": 0}
     params |= {"devices": {}, "conditions": {}, "src": [], "manifest": "", **changed}
     monkeypatch.setattr(module, "INTERVAL_S", 0.0)
     fake = FakeModule(answer, check_mode=check_mode, **params)
@@ -93,15 +98,15 @@ def run(monkeypatch, answers, *, check_mode=False, **changed):
 
 def test_it_ends_when_everything_is_there(monkeypatch):
     answers = {"DaemonSet/d": daemon_set(1), "node/n": node(**{"nvidia.com/gpu": "4"})}
-    found = run(monkeypatch, answers, workloads=["DaemonSet/d"], allocatable={"n": {"nvidia.com/gpu": 4}})
+    found = run(monkeypatch, answers, workloads=["gpu-system/DaemonSet/d"], allocatable={"n": {"nvidia.com/gpu": 4}})
     assert found["changed"] is False
 
 
 def test_it_says_how_many_replicas_a_workload_is_to_have(monkeypatch):
     paused = deployment()
     paused["spec"] = {"replicas": 0}
-    found = run(monkeypatch, {"Deployment/d": paused}, workloads=["Deployment/d"])
-    assert found["replicas"] == {"Deployment/d": 0}
+    found = run(monkeypatch, {"Deployment/d": paused}, workloads=["monitoring/Deployment/d"])
+    assert found["replicas"] == {"monitoring/Deployment/d": 0}
 
 
 def test_it_explains_by_the_pods_that_are_not_ready_and_their_logs(monkeypatch):
@@ -109,8 +114,9 @@ def test_it_explains_by_the_pods_that_are_not_ready_and_their_logs(monkeypatch):
     status = {"phase": "Running", "containerStatuses": [{"name": "c", "state": {"waiting": waiting}}]}
     pods = {"items": [{"metadata": {"name": "p"}, "status": status}]}
     answers = {"node/n": node(), "get pods": pods, "logs p": (0, "one\ntwo\nno devices found\n", "")}
+    answers["DaemonSet/d"] = chosen(daemon_set(1))
     with pytest.raises(Failed) as failed:
-        run(monkeypatch, answers, allocatable={"n": {"nvidia.com/gpu": 4}}, selector="app=x")
+        run(monkeypatch, answers, workloads=["gpu-system/DaemonSet/d"], allocatable={"n": {"nvidia.com/gpu": 4}})
     said = str(failed.value)
     assert "node n: it advertises none of them and should advertise nvidia.com/gpu: 4" in said
     assert "pod p Running c: CrashLoopBackOff: back-off 10s" in said
@@ -118,8 +124,14 @@ def test_it_explains_by_the_pods_that_are_not_ready_and_their_logs(monkeypatch):
 
 
 def test_it_says_when_no_node_fits_and_when_there_is_no_such_workload(monkeypatch):
-    with pytest.raises(Failed, match=r"(?s)NotFound.*there is no pod app=x in gpu-system: no node fits it"):
-        run(monkeypatch, {"get pods": {"items": []}}, workloads=["DaemonSet/none"], selector="app=x")
+    answers = {
+        "DaemonSet/d": chosen(daemon_set(0)),
+        "DaemonSet/whole": chosen(daemon_set(1), "y"),
+        "get pods": {"items": []},
+    }
+    names = [f"gpu-system/DaemonSet/{name}" for name in ("d", "whole", "none")]
+    with pytest.raises(Failed, match=r"NotFound.*\nthere is no pod app=x in gpu-system: no node fits it$"):
+        run(monkeypatch, answers, workloads=names)
 
 
 def listing(node, devices, generation, *, driver="gpu.nvidia.com", pool="a"):
@@ -154,15 +166,12 @@ def test_a_resource_of_none_is_as_good_as_absent(monkeypatch, has):
 
 def test_a_failed_job_is_not_waited_for(monkeypatch):
     with pytest.raises(Failed, match="after 0 s: Job/j: it failed: DeadlineExceeded"):
-        run(monkeypatch, {"Job/j": job(("Failed", "DeadlineExceeded"))}, workloads=["Job/j"], timeout_s=3600)
+        run(monkeypatch, {"Job/j": job(("Failed", "DeadlineExceeded"))}, workloads=["gpu-system/Job/j"], timeout_s=3600)
 
 
 def test_check_mode_waits_for_nothing(monkeypatch):
-    assert run(monkeypatch, {}, workloads=["DaemonSet/d"], check_mode=True) == {
-        "changed": False,
-        "waited_s": 0.0,
-        "replicas": {},
-    }
+    found = run(monkeypatch, {}, workloads=["gpu-system/DaemonSet/d"], check_mode=True)
+    assert found == {"changed": False, "replicas": {}}
 
 
 def test_an_unschedulable_pod_says_why():
