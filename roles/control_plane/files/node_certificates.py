@@ -1,7 +1,8 @@
 #!/usr/bin/python3
-"""Renews in time what ends, and gives users what is new. Run by systemd once a day, and by the role when a node joins.
+"""Renews in time what ends, and gives users what is new. Run by systemd once a day, and by the roles.
 
     node-certificates DAYS [KUBECONFIG...]     renew what ends within so many days
+    node-certificates control-plane DAYS       the control plane's alone
     node-certificates serving NODE SECONDS     approve what the node's kubelet asks for until the API server reaches it
 
 Renewed are the control plane's certificates, those of the monitoring, and the token of harness.conf. A KUBECONFIG that is the
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 KUBERNETES = Path("/etc/kubernetes")
-# There until all of them are read: a run that meets it was preceded by a killed one. The role control_plane has the same one.
+# There until all of them are read: a run that meets it was preceded by a killed one.
 MARK = "renewal-unfinished"
 READERS = "^(etcd|kube-apiserver|kube-controller-manager|kube-scheduler)$"
 # A node's addresses, a line each; what monitoring_access keeps; whose token it is (the role inference_namespace).
@@ -337,6 +338,9 @@ def main() -> None:
     """Renews what has to be; where one of it fails, the others all the same."""
     if sys.argv[1] == "serving":
         settle(sys.argv[2], float(sys.argv[3]))
+        return
+    if sys.argv[1] == "control-plane":
+        renew_control_plane(int(sys.argv[2]), [])
         return
     nodes = sorted(path.name for path in (KUBERNETES / SERVING).glob("[!.]*"))
     by_api: list[tuple[str, Callable[[], None]]] = [("not approved", partial(approve_all, nodes))] if nodes else []

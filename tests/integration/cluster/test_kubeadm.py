@@ -13,7 +13,7 @@ import yaml
 from cryptography import x509
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, found
-from tests.unit.ansible.tree import ROOT, TEMPLATE_FILES, load, render, template, variables
+from tests.unit.ansible.tree import ROOT, TEMPLATE_FILES, load, program, render, template, variables
 
 KUBEADM = found("kubeadm")
 pytestmark = pytest.mark.skipif(KUBEADM is None, reason="no kubeadm in KUBEBUILDER_ASSETS or PATH")
@@ -115,16 +115,20 @@ def certificate(root, name="apiserver"):
     return x509.load_pem_x509_certificate((root / "etc/kubernetes/pki" / f"{name}.crt").read_bytes())
 
 
-def due(said):
-    """What the role takes for due, from an answer of kubeadm."""
-    name = "__control_plane_certificates_due"
-    text = load(ROOT / "roles/control_plane/vars/main.yml")[name]
-    given = {"__control_plane_certificates": {"stdout": said}, "control_plane_certificates_days_min": "90"}
-    return template({name: text}, given)[name]
+@pytest.fixture
+def due(monkeypatch):
+    """What the program that renews takes for due, from an answer of kubeadm."""
+    renewal = program("roles/control_plane/files/node_certificates.py")
+
+    def due(said):
+        monkeypatch.setattr(renewal, "run", lambda *_: said)
+        return renewal.due(90)
+
+    return due
 
 
 @needs_a_root_of_its_own
-def test_certificates_that_have_ended_are_renewed_without_an_api_server(ended):
+def test_certificates_that_have_ended_are_renewed_without_an_api_server(ended, due):
     root, say = ended
     assert certificate(root).not_valid_after_utc < dt.datetime.now(dt.UTC)
     names = certificate(root).extensions.get_extension_for_class(x509.SubjectAlternativeName).value

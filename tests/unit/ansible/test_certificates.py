@@ -65,7 +65,7 @@ def machine(tmp_path, monkeypatch):
 def renew(machine, tmp_path):
     """Runs it where a certificate has so many days left."""
 
-    def run(days, *paths, status=0):
+    def run(days, *paths, words=(), status=0):
         listed = [
             {"name": "apiserver", "residualTime": days * DAY_S},
             {"name": "gone", "residualTime": 0, "missing": True},
@@ -73,7 +73,7 @@ def renew(machine, tmp_path):
         listed.append({"name": "theirs", "residualTime": 0, "externallyManaged": True})
         (tmp_path / "certificates").write_text(json.dumps({"certificates": listed}))
         tree.programs(tmp_path / "bin", ["crictl"], CRICTL.format(folder=tmp_path, status=status))
-        return [line.split()[1] for line in machine(90, *paths)]
+        return [line.split()[1] for line in machine(*words or (90,), *paths)]
 
     return run
 
@@ -81,6 +81,14 @@ def renew(machine, tmp_path):
 def test_certificates_are_renewed_in_time_and_not_before(renew):
     assert renew(91) == ["certs"]
     assert renew(89) == ["certs", "certs", "ps", "stop"]
+
+
+def test_a_run_of_the_role_renews_the_control_plane_s_alone_and_says_so(renew, tmp_path, capsys):
+    (tmp_path / "kubernetes/harness-token.json").write_text("{")
+    assert renew(91, words=("control-plane", 90)) == ["certs"]
+    assert capsys.readouterr().out == ""
+    assert renew(-3, words=("control-plane", 90)) == ["certs", "certs", "ps", "stop"]
+    assert capsys.readouterr().out == "renewing, for these end within 90 days: apiserver\n"
 
 
 def test_users_get_the_new_kubeconfig_where_theirs_was_the_administrator_s(renew, tmp_path):

@@ -1,6 +1,7 @@
 """A control plane that is there: its certificates are renewed in time, and variables that it was not made with are refused."""
 
 import json
+import re
 
 import pytest
 import tree
@@ -10,13 +11,11 @@ from tree import ROOT
 pytestmark = pytest.mark.long
 
 VARS = tree.load(ROOT / "roles/control_plane/vars/main.yml")
-DAY_S = 86400
 PROGRAM = """\
 #!/bin/sh
 echo "$(basename $0) $*" >> {folder}/calls
 case "$*" in
-  "certs check-expiration"*) cat {folder}/expiry ;;
-  "ps --quiet"*) echo 11; echo 22 ;;
+  "control-plane 90") test ! -e {folder}/due || echo "renewing: apiserver" ;;
   # kubeadm keeps a kubeconfig that is there; the kubelet that is started with a new one keeps its certificate.
   "init phase kubeconfig kubelet"*) test -e {folder}/kubelet.conf || echo new > {folder}/kubelet.conf ;;
   "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
@@ -24,10 +23,7 @@ case "$*" in
   "x509 "*) test ! -e {folder}/ended ;;
 esac
 """
-ASKED, RENEWED = (
-    "kubeadm certs check-expiration",
-    ["kubeadm certs renew all", "crictl ps", "crictl stop --timeout 30 11 22"],
-)
+RENEWED = "node-certificates control-plane 90"
 LOOKED = "openssl x509 -noout -checkend 0"
 KUBELET = [
     "kubeadm init phase kubeconfig kubelet",
@@ -35,44 +31,16 @@ KUBELET = [
     LOOKED,
     "kubeadm init phase kubelet-finalize enable-client-cert-rotation",
 ]
-# A control plane: the days that its certificates are valid, what of a run or of the kubelet is there, and what is called.
+# A control plane: what of its certificates or of the kubelet is there, what is called, and how many tasks change something.
 RENEWALS = {
     # A kubelet that keeps no certificate there is none whose certificate has ended.
-    "without": (200, [], [ASKED]),
-    "valid": (200, ["own"], [ASKED]),
-    "ending": (10, ["own"], [ASKED, *RENEWED]),
-    # Renewed by a run that was killed before the containers were told.
-    "interrupted": (364, ["mark", "own"], [ASKED, *RENEWED]),
-    "ended": (-3, ["own", "ended"], [ASKED, *RENEWED, *KUBELET]),
-    "kubelet-alone": (200, ["own", "ended"], [ASKED, *KUBELET]),
+    "without": ([], [RENEWED], 0),
+    "valid": (["own"], [RENEWED], 0),
+    "ending": (["own", "due"], [RENEWED], 1),
+    "ended": (["own", "due", "ended"], [RENEWED, *KUBELET], 7),
     # The kubelet has its certificate, by a run that was killed before its kubeconfig named the place.
-    "kubelet-interrupted": (364, ["own", "change"], [ASKED, *KUBELET]),
+    "kubelet-interrupted": (["own", "change"], [RENEWED, *KUBELET], 6),
 }
-
-
-def expiry(*days, missing=()):
-    """The answer of kubeadm: a certificate for each number of days, and what it lacks."""
-    whole = {"externallyManaged": False}
-    found = [{"name": f"c{day}", "residualTime": day * DAY_S, "missing": False, **whole} for day in days]
-    found += [{"name": name, "residualTime": 0, "missing": True, **whole} for name in missing]
-    return json.dumps({"certificates": found, "certificateAuthorities": [{"name": "ca", "residualTime": 1}]})
-
-
-@pytest.mark.parametrize(
-    ("said", "due"),
-    [
-        (expiry(364, 91), []),
-        (expiry(364, 89, -3), ["c89", "c-3"]),
-        (expiry(364, missing=["super-admin.conf"]), []),
-        ("[check-expiration] Error reading configuration from the Cluster.\n\n" + expiry(5), ["c5"]),
-        ("", []),
-    ],
-    ids=["valid", "ending", "missing", "cluster-down", "check-mode"],
-)
-def test_what_ends_within_ninety_days_is_due(said, due):
-    given = {"__control_plane_certificates": {"stdout": said}, "control_plane_certificates_days_min": "90"}
-    names = ["__control_plane_certificates_due"]
-    assert tree.template({name: VARS[name] for name in names}, given) == {names[0]: due}
 
 
 @pytest.fixture(scope="module")
@@ -80,29 +48,30 @@ def renewals(tmp_path_factory):
     """Every control plane is a host of one run; each has a folder of its own."""
     folder = tmp_path_factory.mktemp("renewals")
     hosts = {}
-    for name, (days, there, _) in RENEWALS.items():
-        own = tree.machine(folder, name, ("kubeadm", "crictl", "openssl", "systemctl"), PROGRAM)
-        (own / "expiry").write_text(expiry(days))
+    for name, (there, _, _) in RENEWALS.items():
+        own = tree.machine(folder, name, ("node-certificates", "kubeadm", "openssl", "systemctl"), PROGRAM)
         (own / "kubelet.conf").write_text("old\n")
         for one in there:
             (own / one).touch()
-        paths = {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}
+        paths = {str(own / one): {"exists": one in there} for one in ("change", "own")}
         probe = {"paths": paths, "ended": {str(own / "own"): "ended" in there}}
         hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": probe}}
-    own_paths = {"renewing": "mark", "own_change": "change", "own_kubeconfig": "kubelet.conf", "own_certificate": "own"}
+    own_paths = {"own_change": "change", "own_kubeconfig": "kubelet.conf", "own_certificate": "own"}
+    own_paths["certificates_program"] = "node-certificates"
     places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
     given = {"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places}
     done = tree.play(folder, tree.tasks_of("control_plane", "certificates.yml"), hosts, given)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return folder, done.stdout
 
 
 @pytest.mark.parametrize("name", RENEWALS)
-def test_the_running_containers_get_renewed_certificates(renewals, name):
-    _, _, calls = RENEWALS[name]
-    said = [line for line in tree.calls(renewals, name) if "systemctl show" not in line]
-    assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
-    assert not any((renewals / name / "etc" / one).exists() for one in ("mark", "change", "ended"))
+def test_certificates_are_renewed_and_a_kubelet_whose_own_has_ended_gets_another(renewals, name):
+    (folder, said), (_, calls, changed) = renewals, RENEWALS[name]
+    asked = [line for line in tree.calls(folder, name) if "systemctl show" not in line]
+    assert [line[: len(start)] for line, start in zip(asked, calls, strict=True)] == calls
+    assert not any((folder / name / "etc" / one).exists() for one in ("change", "ended"))
+    assert re.search(rf"^{name} .* changed={changed} ", said, re.MULTILINE), said
 
 
 def live(*, mode="iptables", node="controlplane", **changes):
@@ -333,7 +302,7 @@ def test_the_api_server_gets_another_name(renamed):
     own = folder / "taken/etc"
     calls = [line.split(" --config")[0] for line in tree.calls(folder, "taken")]
     assert calls[0] == "kubeadm init phase certs apiserver", said
-    assert calls[1:3] == ["crictl ps --quiet --name ^(kube-apiserver)$", "crictl stop --timeout 30 33"]
+    assert calls[1:3] == ["crictl ps --quiet --name ^kube-apiserver$", "crictl stop --timeout 30 33"]
     assert [call.rpartition("--tls-server-name ")[2] for call in calls[3:-1]] == [
         "kubernetes get --raw /readyz",
         "gpu.example get --raw /readyz",
