@@ -24,10 +24,9 @@ DOCUMENTATION = r"""
   "Unlike ansible.builtin.apt and deb822_repository it needs no Python package on the machine, and shows the proxy's password on no command line.",
   "Returns installed (name=version of what was installed), held (names put on hold now) and versions (of every package)."],
  "options": {
-  "packages": {"type": "list", "elements": "dict", "required": true, "description": "The packages.", "suboptions": {
+  "packages": {"type": "list", "elements": "dict", "required": true, "description": "The packages, each held at its version.", "suboptions": {
     "name": {"type": "str", "required": true, "description": "Name."},
     "version": {"type": "str", "default": "", "description": "Upstream or exact version; empty for any."},
-    "hold": {"type": "bool", "default": true, "description": "Hold it at this version."},
     "files": {"type": "list", "elements": "str", "default": [], "description": "Files without which it does not count as installed."}}},
   "source": {"type": "dict", "description": "The flat apt repository that has them.", "suboptions": {
     "name": {"type": "str", "required": true, "description": "Name of the source and of its key file."},
@@ -35,7 +34,6 @@ DOCUMENTATION = r"""
     "key": {"type": "str", "required": true, "no_log": false, "description": "URL of the key; relative to O(source.uri) unless absolute."},
     "fingerprint": {"type": "str", "default": "", "description": "The primary key's fingerprint (40 hexadecimal digits); empty accepts any key."}}},
   "also": {"type": "list", "elements": "str", "default": [], "description": "Packages taken along at any version and not held."},
-  "also_held": {"type": "list", "elements": "str", "default": [], "description": "Packages taken along at any version and held at it."},
   "upgrade": {"type": "bool", "default": false, "description": "Change versions that are installed and held."},
   "lock_timeout_s": {"type": "int", "default": 120, "description": "Seconds to wait for another apt or dpkg, for its index lock too."},
   "proxy": {"type": "dict", "default": {}, "no_log": true, "description": "http_proxy, https_proxy and no_proxy of the environment; never shown."},
@@ -89,11 +87,8 @@ class Packages:
 
     def __init__(self, module: Any) -> None:
         self.module, asked = module, module.params
-        also = [(name, False) for name in asked["also"]] + [(name, True) for name in asked["also_held"]]
-        self.wanted: list[dict[str, Any]] = [
-            *asked["packages"],
-            *({"name": name, "version": "", "hold": hold, "files": []} for name, hold in also),
-        ]
+        also = [{"name": name, "version": "", "files": []} for name in asked["also"]]
+        self.wanted: list[dict[str, Any]] = [*asked["packages"], *also]
         self.source: dict[str, Any] = asked["source"] or {}
         self.installed: list[str] = []
         self.held: list[str] = []
@@ -263,7 +258,8 @@ class Packages:
     def hold(self) -> bool:
         """Holds what is to be held; whether anything was not."""
         status = self.status()
-        self.held = [one["name"] for one in self.wanted if one["hold"] and status.get(one["name"], ("",))[0] != "hold"]
+        names = [one["name"] for one in self.module.params["packages"]]
+        self.held = [name for name in names if status.get(name, ("",))[0] != "hold"]
         if self.held and not self.module.check_mode:
             code, out, err = self.module.run_command(["apt-mark", "hold", *self.held])
             if code != 0:

@@ -29,7 +29,7 @@ def served(content):
 
 def source(fingerprint=FINGERPRINT, *, check_mode=False, uri="http://mirror/k"):
     options = {"name": "k", "uri": uri, "key": "Release.key", "fingerprint": fingerprint}
-    given = {"packages": [], "also": [], "also_held": [], "lock_timeout_s": 0}
+    given = {"packages": [], "also": [], "lock_timeout_s": 0}
     return module.Packages(FakeModule(check_mode=check_mode, source=options, **given))
 
 

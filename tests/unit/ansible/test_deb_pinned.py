@@ -16,7 +16,7 @@ MADISON = """\
 
 
 def kubelet(version="1.35.8", files=()):
-    return {"name": "kubelet", "version": version, "hold": True, "files": list(files)}
+    return {"name": "kubelet", "version": version, "files": list(files)}
 
 
 def packages(installed="", *, offered=MADISON, wanted=None, want="install", **params):
@@ -30,7 +30,6 @@ def packages(installed="", *, offered=MADISON, wanted=None, want="install", **pa
     defaults = {
         "source": None,
         "also": [],
-        "also_held": [],
         "upgrade": False,
         "lock_timeout_s": 0,
     }
