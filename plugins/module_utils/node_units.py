@@ -47,7 +47,6 @@ class Units:
         self.module = module
         self.written = written
         self.actions: list[str] = []
-        self.missing: list[str] = []
         self.begun: dict[str, str] = {}
 
     def show(self, name: str) -> dict[str, str]:
@@ -97,8 +96,8 @@ class Units:
     def absent(self, unit: dict[str, Any]) -> None:
         """A unit that does not exist: no error where it is optional or will be there after a real run."""
         if unit["optional"]:
-            self.missing.append(unit["name"])
-        elif self.module.check_mode:
+            return
+        if self.module.check_mode:
             self.actions.append(f"{unit['state']} {unit['name']}")
         else:
             self.module.fail_json(msg=f"there is no unit {unit['name']}. Its package brings it: is it installed whole?")

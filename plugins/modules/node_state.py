@@ -60,7 +60,6 @@ def main() -> None:
         written=files.written,
         removed=files.removed,
         actions=units.actions,
-        missing=units.missing,
         diff=files.diff,
     )
 
