@@ -23,6 +23,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 WIDE = "wide.csv"
 SAMPLES = "samples.parquet"
+SERVER_LOG = "server.log"
 TELEMETRY = "telemetry.csv"
 LATENCIES = "latencies"  # of runs from before there was REQUESTS
 REQUESTS = "requests.parquet"
@@ -108,7 +109,7 @@ def replica_log(folder: Path, replica: int) -> Path:
 
 def server_log(folder: Path, replica: int) -> Path:
     """What the user's own server of a replica printed."""
-    return replica_folder(folder, replica) / "server.log"
+    return replica_folder(folder, replica) / SERVER_LOG
 
 
 def mps_logs(folder: Path) -> Path:

@@ -24,7 +24,7 @@ import numpy as np
 from harness.errors import HarnessError, ResultsPathError, UsageError
 from harness.results import requests
 from harness.results.files import read_object, storage_errors, sync_file, whole_file
-from harness.results.layout import LATENCIES, MANIFEST, RAW_LATENCIES, REPLICAS, REQUESTS, SAMPLES, SERVICES
+from harness.results.layout import LATENCIES, MANIFEST, RAW_LATENCIES, REPLICAS, REQUESTS, SAMPLES, SERVER_LOG, SERVICES
 from harness.results.manifest import SCHEMA_VERSION, Condensed, FileEntry, content_digest, read_manifest
 from harness.results.packed import OLD_SUFFIX, Nanoseconds, pack_columns
 from harness.traffic.records import NONE
@@ -209,9 +209,9 @@ def _refused(archive: Path, why: str) -> ResultsPathError:
 def condense(folder: Path, into: Path, resolution_ns: int) -> dict[str, Path]:
     """Write what takes the place of an experiment's files below ``into``, a new folder; returns all its files by name.
 
-    The table of requests and logs of times are packed; ``samples.parquet``, which is made of the CSVs, is left out; the
-    manifest lists what is there, and keeps the hashes of what was recorded. One that is condensed already gets its logs as they
-    are packed now.
+    The table of requests and logs of times are packed. ``samples.parquet``, which is made of the CSVs, is left out, and so is
+    what servers printed: no figure comes from it, and it may hold what they were asked. The manifest lists what is there, and
+    keeps the hashes of what was recorded. One that is condensed already gets its logs as they are packed now.
 
     Raises UsageError where it was condensed before, to another resolution; ResultsPathError, StorageError.
     """
@@ -224,7 +224,7 @@ def condense(folder: Path, into: Path, resolution_ns: int) -> dict[str, Path]:
     with storage_errors(into):
         into.mkdir(parents=True, exist_ok=True)
     made = _packed(folder, into, list(manifest.files), resolution_ns)
-    replaced = {name for sources in made.values() for name in sources} | ({SAMPLES} & manifest.files.keys())
+    replaced = {name for sources in made.values() for name in sources} | set(filter(_left_out, manifest.files))
     files = {name: folder / name for name in (MANIFEST, *manifest.files) if name not in replaced}
     listed = {name: entry for name, entry in manifest.files.items() if name not in replaced}
     for name, sources in made.items():
@@ -243,6 +243,11 @@ def condense(folder: Path, into: Path, resolution_ns: int) -> dict[str, Path]:
     with storage_errors(into):
         files[MANIFEST].write_text(json.dumps(content | {"digest": content_digest(content)}, indent=2) + "\n")
     return files
+
+
+def _left_out(name: str) -> bool:
+    path = PurePosixPath(name)
+    return name == SAMPLES or (path.name == SERVER_LOG and REPLICAS in path.parts)
 
 
 def _packed(folder: Path, into: Path, names: list[str], resolution_ns: int) -> dict[str, list[str]]:

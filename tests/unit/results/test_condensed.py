@@ -160,6 +160,7 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
         (beside / "latencies.bin", gaps),
     ):
         np.array(rows, "<i8").tofile(path)
+    (of_server / "server.log").write_text("POST /v1/chat/completions: a prompt of a user\n")
     final = tmp_path / spec.experiment_id
     finalise(attempt, final, manifest)
     coarse = condense(final, tmp_path / "1us", US)
@@ -172,6 +173,9 @@ def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_th
     whole = (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200)
     assert answered.tolist() == (*whole, -1, -1, first_answer_ns, 30, 2, 7)
     assert "replicas/replica-0/gaps.bin" not in coarse
+    printed, condensed = "replicas/replica-0/server.log", read_manifest(tmp_path / "1us")
+    assert printed not in condensed.files.keys() | coarse.keys()
+    assert condensed.condensed.recorded[printed] == read_manifest(final).files[printed]
     assert len(requests.gaps(tmp_path / "1us", 0)) == 2
     assert len(table_of(tmp_path / "1us/neighbours/whisper").rows) == 2
     condense(final, tmp_path / "1ns", 1)
