@@ -32,6 +32,8 @@ POLL_S = 0.05
 STATIC_PARTITIONS_SINCE = "590.44.01"
 MEMORY_LABEL = "nvidia.com/gpu.memory"
 """GPU feature discovery's: MiB of one GPU."""
+GPUS_OF_THE_DRIVER = Path("/proc/driver/nvidia/gpus")
+DEVICE_NODE = "/dev/nvidia{minor}"
 _PREFIX = "harness-mps-"
 _ROUNDING = 1.005
 
@@ -260,9 +262,29 @@ def _may_serve(process: psutil.Process, gpus: Sequence[str]) -> bool:
         return True
     served = environment.get(VISIBLE, "")
     names = [name.strip() for name in served.split(",")]
-    return not all(name.startswith("GPU-") for name in names) or any(
-        uuid.startswith(name) for uuid in gpus for name in names
-    )
+    by_number = not all(name.startswith("GPU-") for name in names)
+    return any(_can_open(process, uuid) for uuid in gpus if by_number or any(uuid.startswith(name) for name in names))
+
+
+def _can_open(process: psutil.Process, uuid: str) -> bool:
+    """Whether the process sees the GPU's device node: a container has those of its own GPUs alone."""
+    minor = _minor(uuid)
+    if minor is None:
+        return True
+    try:
+        return Path(f"/proc/{process.pid}/root{DEVICE_NODE.format(minor=minor)}").exists()
+    except OSError:
+        return True
+
+
+def _minor(uuid: str) -> str | None:
+    """The number in the name of a GPU's device node, as the driver tells it; None: it does not."""
+    for path in GPUS_OF_THE_DRIVER.glob("*/information"):
+        with contextlib.suppress(OSError):
+            facts = dict(line.partition(":")[::2] for line in path.read_text(errors="replace").splitlines())
+            if facts.get("GPU UUID", "").strip() == uuid:
+                return facts.get("Device Minor", "").strip() or None
+    return None
 
 
 def _check_limits(limits: MpsLimits, replicas: int, gpus: Sequence[GpuFacts]) -> Iterator[Issue]:

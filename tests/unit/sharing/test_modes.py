@@ -118,6 +118,25 @@ def test_a_daemon_matters_where_it_may_serve_the_gpu_that_is_used(tmp_path, serv
             daemon.kill()
 
 
+@pytest.mark.parametrize(("nodes", "found"), [(["nvidia0"], False), (["nvidia0", "nvidia1"], True)])
+def test_a_daemon_serves_no_gpu_whose_device_node_its_container_lacks(tmp_path, monkeypatch, nodes, found):
+    for minor, uuid in enumerate(("GPU-b", "GPU-a")):
+        told = tmp_path / "gpus" / f"0000:0{minor}:00.0" / "information"
+        told.parent.mkdir(parents=True)
+        told.write_text(f"Model: \t\t NVIDIA H200\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
+    for node in nodes:
+        (tmp_path / node).touch()
+    monkeypatch.setattr("harness.sharing.mps.GPUS_OF_THE_DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr("harness.sharing.mps.DEVICE_NODE", f"{tmp_path}/nvidia{{minor}}")
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("sleep"), program)
+    with subprocess.Popen([program, "60"], env={}) as daemon:
+        try:
+            assert (daemon.pid in RUNNING(Mps(), ["GPU-a"])) == found
+        finally:
+            daemon.kill()
+
+
 def test_a_daemon_that_has_ended_serves_nobody(tmp_path):
     program = tmp_path / "nvidia-cuda-mps-control"
     shutil.copy(shutil.which("true"), program)
