@@ -22,7 +22,7 @@ DOCUMENTATION = r"""
   "apt itself takes an index only where the key of O(source.fingerprint) has signed it.",
   "In check mode nothing is fetched, for a mirror may be served only once the run is real.",
   "Unlike ansible.builtin.apt and deb822_repository it needs no Python package on the machine, and shows the proxy's password on no command line.",
-  "Returns installed (name=version of what was installed), held (names put on hold now) and versions (of every package)."],
+  "Returns installed (name=version of what was installed) and held (names put on hold now)."],
  "options": {
   "packages": {"type": "list", "elements": "dict", "required": true, "description": "The packages, each held at its version.", "suboptions": {
     "name": {"type": "str", "required": true, "description": "Name."},
@@ -283,8 +283,7 @@ def main() -> None:
     module = documented(DOCUMENTATION)
     packages = Packages(module)
     changed = packages.present() if module.params["state"] == "present" else packages.absent()
-    versions = {name: version for name, (_, _, version) in packages.status().items()}
-    module.exit_json(changed=changed, installed=packages.installed, held=packages.held, versions=versions)
+    module.exit_json(changed=changed, installed=packages.installed, held=packages.held)
 
 
 if __name__ == "__main__":
