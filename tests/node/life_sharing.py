@@ -111,8 +111,13 @@ def compute_modes(machine: Emulated) -> set[str]:
     return set(machine.output("nvidia-smi --query-gpu=compute_mode --format=csv,noheader").splitlines())
 
 
+def is_mounted(machine: Emulated) -> bool:
+    """Whether an MPS server's memory is mounted on the machine itself, by its pod."""
+    seen = machine.ssh(f"findmnt --raw --noheadings --output FSTYPE {MPS_MEMORY}", check=False).stdout
+    return seen.strip() == "tmpfs"
+
+
 def check_mounted(machine: Emulated) -> None:
-    """An MPS server's memory is mounted on the machine itself, by its pod."""
-    seen = machine.ssh(f"findmnt --raw --noheadings --output FSTYPE {MPS_MEMORY}", check=False).stdout.strip()
-    if seen != "tmpfs":
-        raise LifeError(f"{MPS_MEMORY} is {seen or 'not mounted'}")
+    """Say that it is not."""
+    if not is_mounted(machine):
+        raise LifeError(f"{MPS_MEMORY} is not mounted")

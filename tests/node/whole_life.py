@@ -201,13 +201,15 @@ def nothing_left(machine: Emulated) -> None:
 
 
 def reset_after_mps(life: Life) -> str:
-    """Everything off a machine on which an MPS server's memory is mounted; its GPUs take any process again."""
+    """Everything off machines of which one has an MPS server's memory mounted; their GPUs take any process again."""
     sharing.check_folder(life)
-    sharing.check_mounted(life.machine)
+    mounted = [name for name, machine in life.machines.items() if sharing.is_mounted(machine)]
+    if not mounted:
+        raise LifeError(f"{sharing.MPS_MEMORY} is mounted on no machine")
     reset(life)
-    if (modes := sharing.compute_modes(life.machine)) != {"Default"}:
-        raise LifeError(f"the compute modes are {modes}")
-    return "was mounted; nothing is left, compute mode Default"
+    if bad := {name for name, machine in life.machines.items() if sharing.compute_modes(machine) != {"Default"}}:
+        raise LifeError(f"another compute mode than Default on {', '.join(sorted(bad))}")
+    return f"was mounted on {', '.join(mounted)}; nothing is left, compute mode Default"
 
 
 def converge_own_network(life: Life) -> str:
