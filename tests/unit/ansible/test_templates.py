@@ -268,7 +268,8 @@ def test_the_failsafe_runs_before_the_kubelet():
 
 
 # What is quoted, or made of constants by a macro, which is looked at itself.
-QUOTED = re.compile(r"\{\{ (.+ \| (tojson|int|lower)|(parts\.\w+|object)\('[^{}|]*'\)) \}\}")
+CONSTANTS = r"'[^{}|]*'(, \w+=(true|false))?|\d+"
+QUOTED = re.compile(rf"\{{\{{ (.+ \| (tojson|int|lower)|(parts\.\w+|object)\(({CONSTANTS})\)) \}}\}}")
 # Constants of the templates themselves, sums that are hexadecimal, and what the judge of variables leaves no quote in.
 PLAIN = {
     *("ansible_managed", "job", "namespace", "path", "group", "chosen | join(', ')", "resource", "kind"),
