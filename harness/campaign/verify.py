@@ -84,7 +84,7 @@ def _note_condensed(path: Path, present: list[Path], outcome: Verification) -> N
     for resolution_ns in sorted(files):
         outcome.notes.append(
             f"{path}: {files[resolution_ns]} files are not as they were recorded: instants were rounded to {resolution_ns} ns for "
-            "publication, and samples.parquet and servers' logs left out. The hashes checked are those of what is there; the manifests keep "
+            "publication; samples.parquet and servers' logs were left out. The hashes checked are those of what is there; the manifests keep "
             "those of the recorded files."
         )
 

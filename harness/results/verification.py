@@ -259,7 +259,7 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
 def judge_experiment(
     folder: Path, experiment: ExperimentSpec, *, rows: int, start_s: float, late_s: float
 ) -> list[Finding]:
-    """Judge the data of an attempt, or of what it became, by what its experiment asks for; ``late_s``: of a reading, at most."""
+    """Judge the data of an attempt, or of what it became, by what its experiment asks for; ``late_s``: how late a row was read at most."""
     workload, timing = experiment.workload, experiment.timing
     return judge(
         folder,

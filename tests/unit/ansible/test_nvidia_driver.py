@@ -43,6 +43,11 @@ MACHINES = {
     "others-hold": {**LOADED, "managed": True},
     "under-management": {**LOADED, "managed": True},
 }
+# What names another release is not the kernel that runs, and may go.
+KERNEL = [
+    {"name": name, "version": ""}
+    for name in ("linux-image-generic", "linux-image-6.14.0-29-generic", "linux-headers-6.14.0-29-generic")
+]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +88,7 @@ def installed(machines, name):
 
 def test_a_new_machine_gets_the_open_modules_of_the_version_held_with_the_kernel(machines):
     asked = installed(machines, "new")
-    # What names another release is not the kernel that runs, and may go.
-    kernel = ["linux-image-generic", "linux-image-6.14.0-29-generic", "linux-headers-6.14.0-29-generic"]
-    assert asked["packages"] == [
-        {"name": "nvidia-open", "version": "580.95.05"},
-        *({"name": name, "version": ""} for name in kernel),
-    ]
+    assert asked["packages"] == [{"name": "nvidia-open", "version": "580.95.05"}, *KERNEL]
     assert asked["source"]["uri"].endswith("/repos/ubuntu2404/x86_64/")
     assert commands(machines, "new") == ["update-initramfs", "modprobe"]
     files = of_state(machines, "new", "files")
@@ -120,7 +120,7 @@ def test_the_new_ubuntu_gets_its_own_driver_by_nvidia_s_packages_pinned_by_nvidi
     asked = installed(machines, "resolute")
     of_the_driver = ["libnvidia-compute", "nvidia-dkms-open", "nvidia-persistenced", "nvidia-fabricmanager"]
     wanted = [{"name": name, "version": "595.91.07"} for name in of_the_driver]
-    assert asked["packages"][:5] == [*wanted, {"name": "nvidia-driver-pinning-595", "version": ""}]
+    assert asked["packages"] == [*wanted, {"name": "nvidia-driver-pinning-595", "version": ""}, *KERNEL]
     assert asked["source"] == {
         "name": "nvidia-driver",
         "uri": "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2604/x86_64/",
